@@ -1,0 +1,3 @@
+module forgeci
+
+go 1.26.8

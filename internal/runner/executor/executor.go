@@ -1,0 +1,78 @@
+// Package executor runs the steps of one job in a sandbox and proves that
+// nothing of it is left.
+//
+// An Executor is a class of isolation; executortest is the suite that every
+// executor passes: the job's environment contract.
+package executor
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+)
+
+// Executor makes sandboxes of one isolation class.
+type Executor interface {
+	// Class is the isolation class this executor offers.
+	Class() ci.Isolation
+	// Check says whether the executor can work here; its error is shown to the operator.
+	Check(ctx context.Context) error
+	// Open makes the sandbox of one job. No user code runs before Sandbox.Run.
+	Open(ctx context.Context, job Job) (Sandbox, error)
+	// Sweep ends and removes what crashed runners with this data directory left
+	// behind and returns the attempts it proved to have ended. It touches nothing
+	// of a live runner.
+	Sweep(ctx context.Context) ([]protocol.AttemptRef, error)
+}
+
+// Job describes the sandbox to make.
+type Job struct {
+	Lease ci.LeaseRef
+	// Workspace is the job's directory with the source in it, Home and Tmp its
+	// HOME and TMPDIR; all absolute, private to the job, made by the caller.
+	Workspace, Home, Tmp string
+	// Grace is the time from SIGTERM to SIGKILL.
+	Grace time.Duration
+}
+
+// Sandbox is where the steps of one job run, one after the other.
+type Sandbox interface {
+	// Run runs one step and returns when its main process has ended, its output
+	// is read or the drain grace is over. When ctx is done the step's processes
+	// get SIGTERM, after the grace SIGKILL, and Run returns. The error is not nil
+	// only for failures of the sandbox itself, never for a failing command.
+	Run(ctx context.Context, step Step) (Result, error)
+	// Close ends every process of the job (SIGTERM, grace, SIGKILL; daemonised
+	// grandchildren too) and removes the sandbox. Its evidence says terminated
+	// only when nothing is left. It may be called again to try again.
+	Close(ctx context.Context) (protocol.Evidence, error)
+}
+
+// Step is one command to run.
+type Step struct {
+	Index int
+	// Script is run by the shell: "sh" (sh -e), "bash" (bash --noprofile --norc
+	// -e -o pipefail); empty means bash where there is one, else sh.
+	Script, Shell string
+	// Dir is the working directory, absolute, inside the workspace.
+	Dir string
+	// Env is the whole environment in order; later entries win. Nothing of the
+	// runner's environment is added but what the contract lists.
+	Env []ci.KeyValue
+	// Stdout and Stderr get the output; a Write that blocks blocks the step.
+	Stdout, Stderr io.Writer
+}
+
+// Result is how a step's main process ended.
+type Result struct {
+	ExitCode int    // 128+signal when a signal ended it
+	Signal   string // "SIGKILL", empty when it exited
+	// Duration is monotonic.
+	Duration time.Duration
+	// Leaked says that a background process still held the output when the drain
+	// grace was over.
+	Leaked bool
+}
