@@ -304,6 +304,9 @@ type LogSlice struct {
 	Truncated bool  `json:"truncated"` // the answer does not hold everything asked for
 	Sealed    bool  `json:"sealed"`
 	Next      int64 `json:"next,omitempty"` // ?from= of the following window
+	// Cursor, in an answer that reaches the end of a log that is not sealed, is
+	// the ?after= with which the log's events go on right behind this answer.
+	Cursor string `json:"cursor,omitempty"`
 }
 
 // LogLine is one line of a log as text: invalid UTF-8 is replaced by U+FFFD,
@@ -316,6 +319,13 @@ type LogLine struct {
 	Text   string `json:"text"`
 	// Cut is how many bytes of the line are left out of Text.
 	Cut int64 `json:"cut,omitempty"`
+	// Open marks a line whose end has not been written yet: the next bytes of its
+	// step and stream belong to it.
+	Open bool `json:"open,omitempty"`
+	// Lost and Discarded count bytes of the stream that are missing before this
+	// line: a gap, and what the attempt's limits dropped.
+	Lost      int64 `json:"lost,omitempty"`
+	Discarded int64 `json:"discarded,omitempty"`
 }
 
 // Problem is application/problem+json (RFC 9457) with ForgeCI's extensions.
