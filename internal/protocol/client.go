@@ -240,19 +240,24 @@ func (c *Client) once(ctx context.Context, rq call, out any) (int, error) {
 	if out == nil || resp.StatusCode == http.StatusNoContent {
 		return resp.StatusCode, nil
 	}
+	return resp.StatusCode, c.decode(resp, out)
+}
+
+// decode reads an answer that is a document.
+func (c *Client) decode(resp *http.Response, out any) error {
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxJSON+1))
 	if err != nil {
-		return resp.StatusCode, unreachable(req.URL, err)
+		return unreachable(resp.Request.URL, err)
 	}
 	if len(b) > maxJSON {
-		return resp.StatusCode, ci.Errorf(ci.ErrTooLarge, "%s answered more than %d MiB", req.URL.Host, maxJSON>>20)
+		return ci.Errorf(ci.ErrTooLarge, "%s answered more than %d MiB", c.base.Host, maxJSON>>20)
 	}
 	if err := json.Unmarshal(b, out); err != nil {
-		return resp.StatusCode, ci.Errorf(ci.ErrIncompatible,
+		return ci.Errorf(ci.ErrIncompatible,
 			"%s answered something that is not ForgeCI's: is it the server's address, and of a fitting version?",
 			c.base).WithCause(err)
 	}
-	return resp.StatusCode, nil
+	return nil
 }
 
 // stream makes a call whose answer is a raw body. Sending and reading both end
