@@ -66,7 +66,7 @@ const (
 	MaxChunksPerBody = 4096
 )
 
-var logMagic = [4]byte{'F', 'L', 'G', '1'}
+const logMagic = "FLG1"
 
 const chunkHeader = 2 + 1 + 1 + 8*4 + 4 + sha256.Size
 
@@ -76,7 +76,7 @@ const chunkHeader = 2 + 1 + 1 + 8*4 + 4 + sha256.Size
 // uint64 each, length uint32, SHA-256 of the data, data.
 func AppendChunk(b []byte, c Chunk) []byte {
 	if len(b) == 0 {
-		b = append(b, logMagic[:]...)
+		b = append(b, logMagic...)
 	}
 	b = binary.BigEndian.AppendUint16(b, uint16(c.Step+1))
 	b = append(b, byte(c.Stream), 0)
@@ -97,7 +97,7 @@ func DecodeChunks(body []byte) ([]Chunk, error) {
 	if len(body) > MaxLogBody {
 		return nil, ci.Errorf(ci.ErrTooLarge, "log body of %d bytes is over the limit of %d", len(body), MaxLogBody)
 	}
-	rest, ok := bytes.CutPrefix(body, logMagic[:])
+	rest, ok := bytes.CutPrefix(body, []byte(logMagic))
 	if !ok {
 		return nil, ci.Errorf(ci.ErrInvalid, "log body does not begin with FLG1")
 	}

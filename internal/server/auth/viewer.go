@@ -1,3 +1,5 @@
+// Package auth says who is asking: it turns a credential into a viewer or a
+// runner and refuses the rest.
 package auth
 
 import "forgeci/internal/ci"
