@@ -7,6 +7,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -42,12 +43,15 @@ type Job struct {
 type Sandbox interface {
 	// Run runs one step and returns when its main process has ended, its output
 	// is read or the drain grace is over. When ctx is done the step's processes
-	// get SIGTERM, after the grace SIGKILL, and Run returns. The error is not nil
-	// only for failures of the sandbox itself, never for a failing command.
+	// get SIGTERM, after Grace(ctx, Job.Grace) SIGKILL, and Run returns. The error
+	// is not nil only for failures of the sandbox itself, never for a failing
+	// command.
 	Run(ctx context.Context, step Step) (Result, error)
 	// Close ends every process of the job (SIGTERM, grace, SIGKILL; daemonised
 	// grandchildren too) and removes the sandbox. Its evidence says terminated
-	// only when nothing is left. It may be called again to try again.
+	// only when nothing is left. It may be called again to try again. A ctx that
+	// is done, before or during the call, does not stop it: it only shortens the
+	// grace to Grace(ctx, Job.Grace).
 	Close(ctx context.Context) (protocol.Evidence, error)
 }
 
@@ -75,4 +79,15 @@ type Result struct {
 	// Leaked says that a background process still held the output when the drain
 	// grace was over.
 	Leaked bool
+}
+
+// Grace returns the time from SIGTERM to SIGKILL once ctx is done: own, or less
+// when the cause of ctx has a method Grace that says so. A job whose lease is
+// lost must be gone sooner than one that is cancelled.
+func Grace(ctx context.Context, own time.Duration) time.Duration {
+	var hurry interface{ Grace() time.Duration }
+	if errors.As(context.Cause(ctx), &hurry) {
+		return min(own, hurry.Grace())
+	}
+	return own
 }
