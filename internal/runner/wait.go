@@ -105,6 +105,18 @@ type cause string
 // Error returns the cause in words.
 func (c cause) Error() string { return string(c) }
 
+// Grace shortens the time that a job's processes get to end: a job that is not
+// ours any more must be gone within seconds (RELIABILITY R07), inside the margin
+// of the default TTL.
+func (c cause) Grace() time.Duration {
+	switch c {
+	case causeLost, causeDeadline:
+		return time.Second
+	default:
+		return time.Hour
+	}
+}
+
 // Causes.
 const (
 	causeLost      cause = "the lease is lost"
