@@ -1,0 +1,30 @@
+package store
+
+import "strings"
+
+// fragments are the shared pieces of statements, written {{name}} in the files.
+func expand(text string) string {
+	return strings.NewReplacer(
+		// The fence: the whole tuple, unexpired at $2. Every statement that commits
+		// an effect for a runner holds it, so that the check and the effect are one.
+		"{{lease_is_current}}", `(lease.job_id, lease.run_id, lease.lease_id, lease.epoch, lease.runner_id, lease.session_id) IN
+  (SELECT key, value->>'r', value->>'l', CAST(value->>'e' AS BIGINT), value->>'n', value->>'s' FROM json_each($1))
+  AND lease.expires_us > $2`,
+		"{{lease}}", `job_id, run_id, org_id, lease_id, runner_id, session_id, epoch, cancel, deadline_us, expires_us`,
+		"{{org}}", `id, name, weight, job_limit, admitted, vft, retry_default, audit_seq, audit_hash`,
+		"{{run}}", `id, org_id, repo_id, number, parent_id, workflow, path, workflow_digest, source_digest, plan, event,
+  commit_sha, ref, message, author, dirty, actor, trust, retry_default, priority, state, conclusion, reason,
+  cancel_version, jobs_left, n_failed, n_timed_out, n_infra, n_warn, created_us, started_us, finished_us`,
+		"{{job}}", `id, run_id, org_id, idx, name, key, shape_id, prio, chain, allow_failure, operation_id, needs_left,
+  state, conclusion, reason, detail, generation, epoch, phase, infra_used, granted_used, exit_code, outputs,
+  pinned_from, dead_us, requeued_run, ready_us, started_us, finished_us`,
+		"{{attempt}}", `job_id, epoch, run_id, org_id, runner_id, session_id, lease_id, claim_request, state, phase, conclusion,
+  reason, detail, winner, evidence, exit_code, end_request, end_digest, end_answer, claimed_us, executing_us, ended_us`,
+		"{{session}}", `s.id, s.org_id, s.runner_id, s.request_id, s.offer_id, s.slots, s.protocol, s.version, s.present,
+  s.draining, s.opened_us, s.gone_us, r.name, r.status,
+  (SELECT COUNT(*) FROM occupancy o WHERE o.runner_id = s.runner_id)`,
+		"{{artifact}}", `id, org_id, run_id, job_id, epoch, name, blob_key, size, digest, files, bytes, state, created_us, expires_us`,
+		"{{artifact_a}}", `a.id, a.org_id, a.run_id, a.job_id, a.epoch, a.name, a.blob_key, a.size, a.digest, a.files, a.bytes,
+  a.state, a.created_us, a.expires_us`,
+	).Replace(text)
+}

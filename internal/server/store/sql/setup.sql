@@ -1,0 +1,93 @@
+-- Installation, credentials, repositories, sources.
+
+-- name: MetaGet
+SELECT value FROM meta WHERE key = $1;
+
+-- name: MetaLock
+SELECT value FROM meta WHERE key = $1 /*lock*/;
+
+-- name: MetaInsert
+INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING;
+
+-- name: MetaSet
+UPDATE meta SET value = $2 WHERE key = $1;
+
+-- name: OrgInsert
+INSERT INTO org (id, name, created_us) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING;
+
+-- name: OrgByName
+SELECT {{org}} FROM org WHERE name = $1;
+
+-- name: OrgGet
+SELECT {{org}} FROM org WHERE id = $1;
+
+-- name: OrgsLock
+SELECT {{org}} FROM org WHERE id IN (SELECT key FROM json_each($1)) ORDER BY id /*lock*/;
+
+-- name: OrgsUpdate
+UPDATE org SET admitted = x.admitted, vft = x.vft, audit_seq = x.audit_seq, audit_hash = x.audit_hash
+FROM (SELECT key AS id, CAST(value->>'a' AS BIGINT) AS admitted, CAST(value->>'v' AS BIGINT) AS vft,
+             CAST(value->>'s' AS BIGINT) AS audit_seq, value->>'h' AS audit_hash FROM json_each($1)) x
+WHERE org.id = x.id;
+
+-- name: OrgLimits
+UPDATE org SET weight = $2, job_limit = $3 WHERE id = $1;
+
+-- name: CredentialInsert
+INSERT INTO credential (id, org_id, kind, hash, actor, runner_id, created_us, expires_us)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (hash) DO NOTHING;
+
+-- name: CredentialByHash
+SELECT id, org_id, kind, actor, runner_id, created_us, expires_us, revoked_us FROM credential WHERE hash = $1;
+
+-- name: CredentialsRevokeRunner
+UPDATE credential SET revoked_us = $2 WHERE runner_id = $1 AND revoked_us = 0;
+
+-- name: RepoInsert
+INSERT INTO repo (id, org_id, host, host_key, name, created_us) VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (org_id, host, host_key) DO NOTHING;
+
+-- name: RepoByKey
+SELECT id, org_id, host, name, retry_default FROM repo WHERE org_id = $1 AND host = $2 AND host_key = $3;
+
+-- name: RepoGet
+SELECT id, org_id, host, name, retry_default FROM repo WHERE id = $1 AND org_id = $2;
+
+-- name: RepoNextNumber
+UPDATE repo SET last_number = last_number + 1 WHERE id = $1 RETURNING last_number;
+
+-- name: SourceInsert
+INSERT INTO source (org_id, digest, blob_key, blob_digest, size, files, bytes, created_us)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (org_id, digest) DO NOTHING;
+
+-- name: SourceGet
+SELECT digest, blob_key, blob_digest, size, files, bytes FROM source WHERE org_id = $1 AND digest = $2;
+
+-- name: IdempotencyInsert
+INSERT INTO idempotency (org_id, caller, scope, key, digest, run_id, created_us) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (org_id, caller, scope, key) DO NOTHING;
+
+-- name: IdempotencyGet
+SELECT digest, run_id FROM idempotency WHERE org_id = $1 AND caller = $2 AND scope = $3 AND key = $4;
+
+-- name: RejectionsAdd
+INSERT INTO rejection (org_id, route, reason, n)
+SELECT value->>'o', value->>'r', value->>'w', CAST(value->>'n' AS BIGINT) FROM json_each($1) WHERE true
+ON CONFLICT (org_id, route, reason) DO UPDATE SET n = rejection.n + excluded.n;
+
+-- name: Rejections
+SELECT route, reason, n FROM rejection ORDER BY route, reason;
+
+-- name: AuditInsert
+INSERT INTO audit (org_id, seq, at_us, actor, action, run_id, job_id, epoch, object, detail, hash)
+SELECT value->>'o', CAST(value->>'q' AS BIGINT), CAST(value->>'t' AS BIGINT), value->>'a', value->>'c',
+       value->>'r', value->>'j', CAST(value->>'e' AS BIGINT), value->>'b', value->>'d', value->>'h'
+FROM json_each($1) WHERE true;
+
+-- name: AuditOfJob
+SELECT seq, at_us, actor, action, run_id, job_id, epoch, object, detail, hash FROM audit
+WHERE org_id = $1 AND job_id = $2 ORDER BY seq;
+
+-- name: AuditAll
+SELECT seq, at_us, actor, action, run_id, job_id, epoch, object, detail, hash FROM audit
+WHERE org_id = $1 AND seq > $2 ORDER BY seq LIMIT $3;

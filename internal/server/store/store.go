@@ -1,0 +1,308 @@
+// Package store holds all SQL: one text for SQLite and PostgreSQL, the schema's
+// migrations, and typed statements. It decides nothing; engine does.
+//
+// A transaction does no I/O but its own statements. Statements that lock rows
+// take them in the order session, run, queue, lease, job, org, each sorted by
+// its ID; the database's time is read after the locks (Tx.Now).
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"forgeci/internal/ci"
+)
+
+// Options says how to open a store.
+type Options struct {
+	// URL is "sqlite:PATH" (or a bare path), "sqlite::memory:", or "postgres://…".
+	URL string
+	// Now overrides the database's time, microseconds since 1970, for tests and
+	// simulation that own the clock. nil means: PostgreSQL's clock_timestamp(),
+	// on SQLite the clock of this process.
+	Now func() int64
+	// MaxConns bounds PostgreSQL connections; 0 means 16.
+	MaxConns int
+	Log      *slog.Logger
+}
+
+// Store is an open database. It is safe for concurrent use. On SQLite all write
+// transactions pass through one connection, one after the other.
+type Store struct {
+	d     *dialect
+	write *sql.DB
+	read  *sql.DB
+	now   func() int64
+	log   *slog.Logger
+
+	stmts statements
+	mu    sync.Mutex
+	prep  map[prepKey]*sql.Stmt // guarded by mu
+}
+
+type prepKey struct {
+	db   *sql.DB
+	name string
+}
+
+// Open connects, checks that the database is ours and not newer than this
+// build, and brings the schema up to date; when several servers start at once
+// one migrates and the others wait.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	d, err := dialectFor(o.URL)
+	if err != nil {
+		return nil, err
+	}
+	stmts, err := loadStatements(d)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{d: d, now: o.Now, log: o.Log, stmts: stmts, prep: map[prepKey]*sql.Stmt{}}
+	if s.write, s.read, err = d.open(o); err != nil {
+		return nil, err
+	}
+	if err := s.migrate(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// Close closes all connections.
+func (s *Store) Close() error {
+	err := s.write.Close()
+	if s.read != s.write {
+		err = errors.Join(err, s.read.Close())
+	}
+	return err
+}
+
+// Engine returns "sqlite" or "postgres" and the server's version.
+func (s *Store) Engine(ctx context.Context) (name, version string, err error) {
+	row := s.read.QueryRowContext(ctx, s.d.versionSQL)
+	if err := row.Scan(&version); err != nil {
+		return "", "", s.wrap(err)
+	}
+	return s.d.name, version, nil
+}
+
+// Ping says whether the database answers.
+func (s *Store) Ping(ctx context.Context) error {
+	return s.wrap(s.read.PingContext(ctx))
+}
+
+// Tx is one transaction.
+type Tx struct {
+	s      *Store
+	tx     *sql.Tx
+	db     *sql.DB
+	nowUS  int64
+	writes bool
+}
+
+// How often a transaction is tried when the database asks for it (deadlock,
+// serialization failure, busy).
+const maxTries = 8
+
+// Write runs fn in one transaction and commits it. When the database chooses the
+// transaction as a deadlock victim or cannot serialise it, nothing was stored
+// and fn runs again, up to maxTries times: fn must not have effects outside the
+// transaction. When the connection breaks during COMMIT the outcome is unknown;
+// the error is ErrUnavailable and the caller's own idempotency decides.
+func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
+	for try := 1; ; try++ {
+		err := s.once(ctx, s.write, &sql.TxOptions{}, true, fn)
+		if err == nil || try == maxTries || !s.d.retryable(err) {
+			return s.wrap(err)
+		}
+		if err := sleep(ctx, time.Duration(try)*time.Duration(1+rand.Int64N(int64(4*time.Millisecond)))); err != nil {
+			return s.wrap(err)
+		}
+	}
+}
+
+// Read runs fn in a read-only transaction: it sees one state of the database on
+// SQLite and, statement by statement, committed states on PostgreSQL.
+func (s *Store) Read(ctx context.Context, fn func(*Tx) error) error {
+	return s.wrap(s.once(ctx, s.read, &sql.TxOptions{ReadOnly: s.d.readOnlyTx}, false, fn))
+}
+
+func (s *Store) once(ctx context.Context, db *sql.DB, o *sql.TxOptions, writes bool, fn func(*Tx) error) (err error) {
+	tx, err := db.BeginTx(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			_ = tx.Rollback()
+			panic(p)
+		}
+	}()
+	if err := fn(&Tx{s: s, tx: tx, db: db, writes: writes}); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+// Now returns the database's time in microseconds, read once per transaction at
+// its first call: call it after the transaction holds its locks.
+func (t *Tx) Now(ctx context.Context) (int64, error) {
+	if t.nowUS != 0 {
+		return t.nowUS, nil
+	}
+	switch {
+	case t.s.now != nil:
+		t.nowUS = t.s.now()
+	case t.s.d.nowSQL == "":
+		t.nowUS = time.Now().UnixMicro()
+	default:
+		if err := t.tx.QueryRowContext(ctx, t.s.d.nowSQL).Scan(&t.nowUS); err != nil {
+			return 0, err
+		}
+	}
+	return t.nowUS, nil
+}
+
+// stmt returns the prepared statement on this transaction's connection.
+func (t *Tx) stmt(ctx context.Context, name string) (*sql.Stmt, error) {
+	text, ok := t.s.stmts[name]
+	if !ok {
+		return nil, fmt.Errorf("store: no statement %s", name)
+	}
+	t.s.mu.Lock()
+	p := t.s.prep[prepKey{t.db, name}]
+	t.s.mu.Unlock()
+	if p == nil {
+		// Preparing on the transaction first avoids a second connection.
+		own, err := t.tx.PrepareContext(ctx, text)
+		if err != nil {
+			return nil, fmt.Errorf("prepare %s: %w", name, err)
+		}
+		if t.s.d.singleConn {
+			return own, nil
+		}
+		p, err = t.db.PrepareContext(ctx, text)
+		if err != nil {
+			return nil, fmt.Errorf("prepare %s: %w", name, err)
+		}
+		t.s.mu.Lock()
+		t.s.prep[prepKey{t.db, name}] = p
+		t.s.mu.Unlock()
+		return own, nil
+	}
+	return t.tx.StmtContext(ctx, p), nil
+}
+
+func (t *Tx) exec(ctx context.Context, name string, args ...any) (int64, error) {
+	var res sql.Result
+	var err error
+	if t.s.d.cachesText {
+		res, err = t.tx.ExecContext(ctx, t.s.stmts[name], args...)
+	} else {
+		var st *sql.Stmt
+		if st, err = t.stmt(ctx, name); err != nil {
+			return 0, err
+		}
+		res, err = st.ExecContext(ctx, args...)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	return res.RowsAffected()
+}
+
+type scanner interface{ Scan(dest ...any) error }
+
+// query runs a statement and scans each row.
+func query[T any](ctx context.Context, t *Tx, name string, scan func(scanner, *T) error, args ...any) ([]T, error) {
+	var rows *sql.Rows
+	var err error
+	if t.s.d.cachesText {
+		rows, err = t.tx.QueryContext(ctx, t.s.stmts[name], args...)
+	} else {
+		var st *sql.Stmt
+		if st, err = t.stmt(ctx, name); err != nil {
+			return nil, err
+		}
+		rows, err = st.QueryContext(ctx, args...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	defer func() { _ = rows.Close() }()
+	var out []T
+	for rows.Next() {
+		var v T
+		if err := scan(rows, &v); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		out = append(out, v)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return out, nil
+}
+
+// one is query for at most one row; ok is false when there is none.
+func one[T any](ctx context.Context, t *Tx, name string, scan func(scanner, *T) error, args ...any) (v T, ok bool, err error) {
+	rows, err := query(ctx, t, name, scan, args...)
+	if err != nil || len(rows) == 0 {
+		return v, false, err
+	}
+	return rows[0], true, nil
+}
+
+func scanString(r scanner, v *string) error { return r.Scan(v) }
+func scanInt(r scanner, v *int64) error     { return r.Scan(v) }
+
+// wrap turns driver errors into *ci.Error and leaves others as they are.
+func (s *Store) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	var known *ci.Error
+	if errors.As(err, &known) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if s.d.full(err) {
+		return ci.Errorf(ci.ErrUnavailable, "the database has no space left: free space on its volume; nothing of this request was stored").WithCause(err)
+	}
+	if s.d.retryable(err) || s.d.away(err) || strings.Contains(err.Error(), "sql: database is closed") {
+		return ci.Errorf(ci.ErrUnavailable, "the database is not available; try again").WithCause(err)
+	}
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// PrepareAll prepares every statement once and returns what the database says
+// against them: a check for tests and `server --check`.
+func (s *Store) PrepareAll(ctx context.Context) error {
+	var all error
+	for name, text := range s.stmts {
+		st, err := s.write.PrepareContext(ctx, text)
+		if err != nil {
+			all = errors.Join(all, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		_ = st.Close()
+	}
+	return all
+}

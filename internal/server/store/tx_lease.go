@@ -1,0 +1,351 @@
+package store
+
+import (
+	"context"
+
+	"forgeci/internal/ci"
+)
+
+// LockLeases locks and returns the live leases of jobs, in order.
+func (t *Tx) LockLeases(ctx context.Context, jobs []ci.JobID) ([]Lease, error) {
+	return query(ctx, t, "LeasesLock", scanLease, keys(jobs))
+}
+
+// Lease returns the live lease of a job.
+func (t *Tx) Lease(ctx context.Context, job ci.JobID) (Lease, bool, error) {
+	return one(ctx, t, "LeaseGet", scanLease, job)
+}
+
+// RenewLeases extends current leases to expiresUS and returns, by job, whether
+// cancellation is asked for; what is not returned was not current.
+func (t *Tx) RenewLeases(ctx context.Context, rs []ci.LeaseRef, now, expiresUS int64) (map[ci.JobID]bool, error) {
+	type row struct {
+		job    ci.JobID
+		cancel int64
+	}
+	rows, err := query(ctx, t, "LeasesRenew", func(r scanner, v *row) error { return r.Scan(&v.job, &v.cancel) },
+		refs(rs, nil), now, expiresUS)
+	out := make(map[ci.JobID]bool, len(rows))
+	for _, r := range rows {
+		out[r.job] = r.cancel != 0
+	}
+	return out, err
+}
+
+// FenceLeases ends leases for their holders and returns the jobs whose lease was
+// current: it is the fence of a completion.
+func (t *Tx) FenceLeases(ctx context.Context, rs []ci.LeaseRef, now int64) ([]string, error) {
+	return query(ctx, t, "LeasesFence", scanString, refs(rs, nil), now)
+}
+
+// EndLeases ends leases against their holders (expiry, fencing).
+func (t *Tx) EndLeases(ctx context.Context, ls []Lease) error {
+	m := make(map[string]any, len(ls))
+	for _, l := range ls {
+		m[string(l.Job)] = map[string]any{"l": l.ID, "e": l.Epoch}
+	}
+	rows, err := query(ctx, t, "LeasesEnd", scanString, object(m))
+	return changed(int64(len(rows)), len(ls), "leases", err)
+}
+
+// NewAttempt is an attempt to insert with its lease and occupancy.
+type NewAttempt struct {
+	Ref          ci.LeaseRef
+	Org          ci.OrgID
+	ClaimRequest string
+}
+
+// InsertAttempts inserts attempts, their leases and their occupancy.
+func (t *Tx) InsertAttempts(ctx context.Context, as []NewAttempt, now, expiresUS int64) error {
+	m := make(map[string]any, len(as))
+	for _, a := range as {
+		m[string(a.Ref.Job)] = map[string]any{"r": a.Ref.Run, "o": a.Org, "l": a.Ref.Lease, "n": a.Ref.Runner,
+			"s": a.Ref.Session, "e": a.Ref.Epoch, "q": a.ClaimRequest}
+	}
+	set := object(m)
+	if _, err := t.exec(ctx, "AttemptsInsert", set, now); err != nil {
+		return err
+	}
+	if _, err := t.exec(ctx, "LeasesInsert", set, expiresUS); err != nil {
+		return err
+	}
+	_, err := t.exec(ctx, "OccupancyInsert", set, now)
+	return err
+}
+
+// CancelLeases asks the holders to stop.
+func (t *Tx) CancelLeases(ctx context.Context, jobs []ci.JobID) error {
+	_, err := query(ctx, t, "LeasesCancel", scanString, keys(jobs))
+	return err
+}
+
+// SetDeadlines sets the server's own limit on executing attempts.
+func (t *Tx) SetDeadlines(ctx context.Context, rs []ci.LeaseRef, deadlineUS []int64, now int64) error {
+	_, err := t.exec(ctx, "LeasesDeadline", refs(rs, func(i int, f map[string]any) { f["d"] = deadlineUS[i] }), now)
+	return err
+}
+
+// ExpiredLeases returns leases that have run out, or are past the server's limit.
+func (t *Tx) ExpiredLeases(ctx context.Context, now int64, limit int) ([]Lease, error) {
+	return query(ctx, t, "LeasesExpired", scanLease, now, limit)
+}
+
+// LeasesOfSession returns the live leases of a session.
+func (t *Tx) LeasesOfSession(ctx context.Context, id ci.SessionID) ([]Lease, error) {
+	return query(ctx, t, "LeasesOfSession", scanLease, id)
+}
+
+// LeasesOfRunner returns the live leases of all sessions of a runner.
+func (t *Tx) LeasesOfRunner(ctx context.Context, id ci.RunnerID) ([]Lease, error) {
+	return query(ctx, t, "LeasesOfRunner", scanLease, id)
+}
+
+// ShiftLeases moves all live deadlines by delta (a jump of the database's clock).
+func (t *Tx) ShiftLeases(ctx context.Context, deltaUS int64) (int64, error) {
+	return t.exec(ctx, "LeasesShift", deltaUS)
+}
+
+// Attempt returns one attempt.
+func (t *Tx) Attempt(ctx context.Context, job ci.JobID, epoch int64) (Attempt, bool, error) {
+	return one(ctx, t, "AttemptGet", scanAttempt, job, epoch)
+}
+
+// AttemptByLease returns the attempt that a lease was issued for.
+func (t *Tx) AttemptByLease(ctx context.Context, id ci.LeaseID) (Attempt, bool, error) {
+	return one(ctx, t, "AttemptByLease", scanAttempt, id)
+}
+
+// ClaimKey names a claim request of a session.
+type ClaimKey struct {
+	Session ci.SessionID
+	Request string
+}
+
+// AttemptsByClaim returns the attempts that were made for claim requests.
+func (t *Tx) AttemptsByClaim(ctx context.Context, ks []ClaimKey) ([]Attempt, error) {
+	m := make(map[string]any, len(ks))
+	for i, k := range ks {
+		m[itoa(i)] = map[string]any{"s": k.Session, "q": k.Request}
+	}
+	return query(ctx, t, "AttemptsByClaim", scanAttempt, object(m))
+}
+
+// AttemptKey names an attempt.
+type AttemptKey struct {
+	Job   ci.JobID
+	Epoch int64
+}
+
+func attemptKeys(ks []AttemptKey) string {
+	m := make(map[string]any, len(ks))
+	for i, k := range ks {
+		m[itoa(i)] = map[string]any{"j": k.Job, "e": k.Epoch}
+	}
+	return object(m)
+}
+
+// Attempts returns attempts.
+func (t *Tx) Attempts(ctx context.Context, ks []AttemptKey) ([]Attempt, error) {
+	return query(ctx, t, "AttemptsGet", scanAttempt, attemptKeys(ks))
+}
+
+// AttemptsOfJob returns a job's attempts by epoch.
+func (t *Tx) AttemptsOfJob(ctx context.Context, job ci.JobID) ([]Attempt, error) {
+	return query(ctx, t, "AttemptsOfJob", scanAttempt, job)
+}
+
+// SetPhases records phases of attempts whose lease is current.
+func (t *Tx) SetPhases(ctx context.Context, rs []ci.LeaseRef, phases []ci.Phase, now int64) error {
+	set := refs(rs, func(i int, f map[string]any) { f["p"] = phases[i] })
+	n, err := t.exec(ctx, "AttemptsPhase", set, now)
+	if err := changed(n, len(rs), "attempts", err); err != nil {
+		return err
+	}
+	n, err = t.exec(ctx, "JobsPhase", set, now)
+	return changed(n, len(rs), "jobs", err)
+}
+
+// EndAttempts writes how attempts ended; one that is finished is not touched.
+func (t *Tx) EndAttempts(ctx context.Context, as []Attempt) error {
+	m := make(map[string]any, len(as))
+	for _, a := range as {
+		m[string(a.Job)] = map[string]any{"e": a.Epoch, "state": a.State, "conclusion": a.Conclusion, "reason": a.Reason,
+			"detail": a.Detail, "winner": a.Winner, "evidence": a.Evidence, "exit_code": a.ExitCode,
+			"end_request": a.EndRequest, "end_digest": a.EndDigest, "end_answer": a.EndAnswer, "ended_us": a.EndedUS}
+	}
+	n, err := t.exec(ctx, "AttemptsEnd", object(m))
+	return changed(n, len(as), "attempts", err)
+}
+
+// SetEvidence records how termination of an ended attempt was proven.
+func (t *Tx) SetEvidence(ctx context.Context, k AttemptKey, evidence string) error {
+	_, err := t.exec(ctx, "AttemptEvidence", k.Job, k.Epoch, evidence)
+	return err
+}
+
+// CancelAttempts marks running attempts as cancelling.
+func (t *Tx) CancelAttempts(ctx context.Context, ks []AttemptKey) error {
+	m := make(map[string]any, len(ks))
+	for _, k := range ks {
+		m[string(k.Job)] = map[string]any{"e": k.Epoch}
+	}
+	_, err := t.exec(ctx, "AttemptsCancelling", object(m))
+	return err
+}
+
+// StepOf is a step record of an attempt.
+type StepOf struct {
+	Ref ci.LeaseRef
+	Step
+}
+
+// UpsertSteps writes step records of attempts whose lease is current.
+func (t *Tx) UpsertSteps(ctx context.Context, steps []StepOf, now int64) error {
+	if len(steps) == 0 {
+		return nil
+	}
+	rs := make([]ci.LeaseRef, len(steps))
+	m := make(map[string]any, len(steps))
+	for i, s := range steps {
+		rs[i] = s.Ref
+		m[itoa(i)] = map[string]any{"j": s.Ref.Job, "e": s.Ref.Epoch, "i": s.Index, "n": s.Name, "st": s.State,
+			"c": s.Conclusion, "r": s.Reason, "x": s.ExitCode, "sg": s.Signal, "d": s.DurationUS}
+	}
+	_, err := t.exec(ctx, "StepsUpsert", refs(rs, nil), now, object(m))
+	return err
+}
+
+// Steps returns the step records of an attempt.
+func (t *Tx) Steps(ctx context.Context, k AttemptKey) ([]Step, error) {
+	return query(ctx, t, "StepsOf", scanStep, k.Job, k.Epoch)
+}
+
+func scanAttemptKey(r scanner, v *AttemptKey) error { return r.Scan(&v.Job, &v.Epoch) }
+
+// ReleaseOccupancy frees the slots of attempts that are proven to have ended.
+func (t *Tx) ReleaseOccupancy(ctx context.Context, ks []AttemptKey) ([]AttemptKey, error) {
+	return query(ctx, t, "OccupancyRelease", scanAttemptKey, attemptKeys(ks))
+}
+
+// ReleaseOwnOccupancy is ReleaseOccupancy for attempts of one runner only.
+func (t *Tx) ReleaseOwnOccupancy(ctx context.Context, id ci.RunnerID, ks []AttemptKey) ([]AttemptKey, error) {
+	return query(ctx, t, "OccupancyReleaseOwn", scanAttemptKey, attemptKeys(ks), id)
+}
+
+// ReleaseRunnerOccupancy frees all slots of a fenced runner.
+func (t *Tx) ReleaseRunnerOccupancy(ctx context.Context, id ci.RunnerID) ([]AttemptKey, error) {
+	return query(ctx, t, "OccupancyReleaseRunner", scanAttemptKey, id)
+}
+
+// Quarantine keeps the slots of attempts whose termination is not proven.
+func (t *Tx) Quarantine(ctx context.Context, ks []AttemptKey) error {
+	_, err := t.exec(ctx, "OccupancyQuarantine", attemptKeys(ks))
+	return err
+}
+
+// EnsureRunner makes the runner with the public key, or renames it.
+func (t *Tx) EnsureRunner(ctx context.Context, r Runner, now int64) (Runner, error) {
+	if _, err := t.exec(ctx, "RunnerInsert", r.ID, r.Org, r.Name, r.PublicKey, now); err != nil {
+		return Runner{}, err
+	}
+	got, _, err := one(ctx, t, "RunnerByKey", scanRunner, r.Org, r.PublicKey)
+	return got, err
+}
+
+// LockRunner locks and returns a runner.
+func (t *Tx) LockRunner(ctx context.Context, id ci.RunnerID) (Runner, bool, error) {
+	return one(ctx, t, "RunnerLock", scanRunner, id)
+}
+
+// SetRunnerStatus sets active, draining or fenced.
+func (t *Tx) SetRunnerStatus(ctx context.Context, id ci.RunnerID, status string) error {
+	_, err := t.exec(ctx, "RunnerStatus", id, status)
+	return err
+}
+
+// InsertSession stores a new session, present.
+func (t *Tx) InsertSession(ctx context.Context, s Session) error {
+	_, err := t.exec(ctx, "SessionInsert", s.ID, s.Org, s.Runner, s.RequestID, s.Offer, s.Slots, s.Protocol, s.Version, s.OpenedUS)
+	return err
+}
+
+// SessionByRequest returns the session that a request of the runner opened.
+func (t *Tx) SessionByRequest(ctx context.Context, id ci.RunnerID, request string) (Session, bool, error) {
+	return one(ctx, t, "SessionByRequest", scanSession, id, request)
+}
+
+// SessionsOfRunner returns the present sessions of a runner.
+func (t *Tx) SessionsOfRunner(ctx context.Context, id ci.RunnerID) ([]Session, error) {
+	return query(ctx, t, "SessionsOfRunner", scanSession, id)
+}
+
+// Session returns a session with its runner's status and occupancy.
+func (t *Tx) Session(ctx context.Context, id ci.SessionID) (Session, bool, error) {
+	return one(ctx, t, "SessionGet", scanSession, id)
+}
+
+// PresentSessions returns all present sessions.
+func (t *Tx) PresentSessions(ctx context.Context) ([]Session, error) {
+	return query(ctx, t, "SessionsPresent", scanSession)
+}
+
+// LockSessions locks sessions in order and returns them with their runners'
+// status and occupancy as of now, so that slots are given out once.
+func (t *Tx) LockSessions(ctx context.Context, ids []ci.SessionID) ([]Session, error) {
+	set := keys(ids)
+	if _, err := query(ctx, t, "SessionsLock", scanString, set); err != nil {
+		return nil, err
+	}
+	return query(ctx, t, "SessionsGet", scanSession, set)
+}
+
+// SessionGone records that a session is not present any more.
+func (t *Tx) SessionGone(ctx context.Context, id ci.SessionID, now int64) (bool, error) {
+	n, err := t.exec(ctx, "SessionGone", id, now)
+	return n == 1, err
+}
+
+// SessionBack records that a session is present again.
+func (t *Tx) SessionBack(ctx context.Context, id ci.SessionID) (bool, error) {
+	n, err := t.exec(ctx, "SessionBack", id)
+	return n == 1, err
+}
+
+// DrainSession marks a session as taking nothing new.
+func (t *Tx) DrainSession(ctx context.Context, id ci.SessionID) error {
+	_, err := t.exec(ctx, "SessionDrain", id)
+	return err
+}
+
+// SealedArtifacts returns the sealed generations of attempts.
+func (t *Tx) SealedArtifacts(ctx context.Context, ks []AttemptKey) ([]Artifact, error) {
+	m := make(map[string]any, len(ks))
+	for _, k := range ks {
+		m[string(k.Job)] = map[string]any{"e": k.Epoch}
+	}
+	return query(ctx, t, "ArtifactsSealedOf", scanArtifact, object(m))
+}
+
+// NewBinding binds a generation to a job of a run under a name.
+type NewBinding struct {
+	Run      ci.RunID
+	Job      ci.JobID
+	Name     string
+	Artifact string
+	Org      ci.OrgID
+}
+
+// InsertBindings makes artifact generations the outputs of their jobs.
+func (t *Tx) InsertBindings(ctx context.Context, bs []NewBinding, now int64) error {
+	m := make(map[string]any, len(bs))
+	for i, b := range bs {
+		m[itoa(i)] = map[string]any{"r": b.Run, "j": b.Job, "n": b.Name, "a": b.Artifact, "o": b.Org}
+	}
+	_, err := t.exec(ctx, "BindingsInsert", object(m), now)
+	return err
+}
+
+// BindingsOfRun returns the outputs of a run's jobs.
+func (t *Tx) BindingsOfRun(ctx context.Context, id ci.RunID) ([]Binding, error) {
+	return query(ctx, t, "BindingsOfRun", scanBinding, id)
+}

@@ -1,0 +1,315 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"forgeci/internal/ci"
+)
+
+func itoa(i int) string { return strconv.Itoa(i) }
+
+// InsertRun stores a new run in state waiting.
+func (t *Tx) InsertRun(ctx context.Context, r Run) error {
+	_, err := t.exec(ctx, "RunInsert", r.ID, r.Org, r.Repo, r.Number, r.Parent, r.Workflow, r.Path, r.WorkflowDigest,
+		r.SourceDigest, r.Plan, r.Event, r.CommitSHA, r.Ref, r.Message, r.Author, r.Dirty, r.Actor, r.Trust, r.RetryDefault,
+		r.Priority, r.JobsLeft, r.CreatedUS)
+	return err
+}
+
+// Run returns a run.
+func (t *Tx) Run(ctx context.Context, id ci.RunID) (Run, bool, error) {
+	return one(ctx, t, "RunGet", scanRun, id)
+}
+
+// Runs returns runs without locking them.
+func (t *Tx) Runs(ctx context.Context, ids []ci.RunID) ([]Run, error) {
+	return query(ctx, t, "RunsGet", scanRun, keys(ids))
+}
+
+// LockRuns locks and returns runs, in order.
+func (t *Tx) LockRuns(ctx context.Context, ids []ci.RunID) ([]Run, error) {
+	return query(ctx, t, "RunsLock", scanRun, keys(ids))
+}
+
+// UpdateRuns writes back runs that this transaction has locked.
+func (t *Tx) UpdateRuns(ctx context.Context, runs []*Run) error {
+	m := make(map[string]any, len(runs))
+	for _, r := range runs {
+		m[string(r.ID)] = map[string]any{"state": r.State, "conclusion": r.Conclusion, "reason": r.Reason,
+			"cancel_version": r.CancelVersion, "jobs_left": r.JobsLeft, "n_failed": r.Failed, "n_timed_out": r.TimedOut,
+			"n_infra": r.Infra, "n_warn": r.Warn, "started_us": r.StartedUS, "finished_us": r.FinishedUS,
+			"was_state": r.wasState, "was_cancel": r.wasCancel}
+	}
+	n, err := t.exec(ctx, "RunsUpdate", object(m))
+	return changed(n, len(runs), "runs", err)
+}
+
+// changed turns a guarded update that missed rows into an error: the rows were
+// locked, so it is a defect and the transaction must not commit.
+func changed(n int64, want int, what string, err error) error {
+	if err == nil && n != int64(want) {
+		return fmt.Errorf("store: %d of %d %s were as they had been read", n, want, what)
+	}
+	return err
+}
+
+// StartRuns moves waiting runs to running.
+func (t *Tx) StartRuns(ctx context.Context, ids []ci.RunID, now int64) error {
+	_, err := t.exec(ctx, "RunsStarted", keys(ids), now)
+	return err
+}
+
+// NewJob is a job to insert with its spec.
+type NewJob struct {
+	Job
+	Spec string
+}
+
+// InsertJobs stores a run's jobs and what they need (pairs of need, job).
+func (t *Tx) InsertJobs(ctx context.Context, run Run, jobs []NewJob, needs [][2]ci.JobID) error {
+	m := make(map[string]any, len(jobs))
+	for _, j := range jobs {
+		m[string(j.ID)] = map[string]any{"idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
+			"prio": j.Prio, "chain": j.Chain, "allow": j.AllowFailure, "op": j.OperationID, "needs": j.NeedsLeft,
+			"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "outputs": j.Outputs, "pinned": j.PinnedFrom,
+			"finished": j.FinishedUS}
+	}
+	if _, err := t.exec(ctx, "JobsInsert", object(m), run.ID, run.Org); err != nil {
+		return err
+	}
+	if len(needs) == 0 {
+		return nil
+	}
+	n := make(map[string]any, len(needs))
+	for i, p := range needs {
+		n[itoa(i)] = map[string]any{"n": p[0], "j": p[1]}
+	}
+	_, err := t.exec(ctx, "NeedsInsert", object(n))
+	return err
+}
+
+// Job returns a job.
+func (t *Tx) Job(ctx context.Context, id ci.JobID) (Job, bool, error) {
+	return one(ctx, t, "JobGet", scanJob, id)
+}
+
+// Jobs returns jobs without locking them.
+func (t *Tx) Jobs(ctx context.Context, ids []ci.JobID) ([]Job, error) {
+	return query(ctx, t, "JobsGet", scanJob, keys(ids))
+}
+
+// LockJobs locks and returns jobs, in order.
+func (t *Tx) LockJobs(ctx context.Context, ids []ci.JobID) ([]Job, error) {
+	return query(ctx, t, "JobsLock", scanJob, keys(ids))
+}
+
+// JobsOfRun returns a run's jobs by index.
+func (t *Tx) JobsOfRun(ctx context.Context, id ci.RunID) ([]Job, error) {
+	return query(ctx, t, "JobsOfRun", scanJob, id)
+}
+
+// LockUnfinishedJobs locks and returns the jobs of a run that are not finished.
+func (t *Tx) LockUnfinishedJobs(ctx context.Context, id ci.RunID) ([]Job, error) {
+	return query(ctx, t, "JobsOfRunLock", scanJob, id)
+}
+
+// Specs returns the specs (ci.JobSpec, JSON) of jobs.
+func (t *Tx) Specs(ctx context.Context, ids []ci.JobID) (map[ci.JobID]string, error) {
+	type row struct{ id, spec string }
+	rows, err := query(ctx, t, "JobSpecs", func(r scanner, v *row) error { return r.Scan(&v.id, &v.spec) }, keys(ids))
+	out := make(map[ci.JobID]string, len(rows))
+	for _, r := range rows {
+		out[ci.JobID(r.id)] = r.spec
+	}
+	return out, err
+}
+
+// UpdateJobs writes back jobs that this transaction has locked.
+func (t *Tx) UpdateJobs(ctx context.Context, jobs []*Job) error {
+	m := make(map[string]any, len(jobs))
+	for _, j := range jobs {
+		m[string(j.ID)] = map[string]any{"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "detail": j.Detail,
+			"generation": j.Generation, "epoch": j.Epoch, "phase": j.Phase, "infra_used": j.InfraUsed,
+			"granted_used": j.GrantedUsed, "exit_code": j.ExitCode, "outputs": j.Outputs, "dead_us": j.DeadUS,
+			"requeued_run": j.RequeuedRun, "ready_us": j.ReadyUS, "started_us": j.StartedUS, "finished_us": j.FinishedUS,
+			"was_state": j.wasState, "was_epoch": j.wasEpoch}
+	}
+	n, err := t.exec(ctx, "JobsUpdate", object(m))
+	return changed(n, len(jobs), "jobs", err)
+}
+
+// FinishNeeds counts the finished jobs down in those that need them and returns
+// the waiting jobs that have no unfinished need left.
+func (t *Tx) FinishNeeds(ctx context.Context, finished []ci.JobID) ([]ci.JobID, error) {
+	type row struct {
+		id   ci.JobID
+		left int64
+	}
+	rows, err := query(ctx, t, "NeedsDone", func(r scanner, v *row) error { return r.Scan(&v.id, &v.left) }, keys(finished))
+	var out []ci.JobID
+	for _, r := range rows {
+		if r.left == 0 {
+			out = append(out, r.id)
+		}
+	}
+	return out, err
+}
+
+// NeedsOf returns the needs of jobs, by job.
+func (t *Tx) NeedsOf(ctx context.Context, ids []ci.JobID) (map[ci.JobID][]Need, error) {
+	rows, err := query(ctx, t, "NeedsOf", scanNeed, keys(ids))
+	out := map[ci.JobID][]Need{}
+	for _, r := range rows {
+		out[r.Of] = append(out[r.Of], r)
+	}
+	return out, err
+}
+
+// InsertShape interns a job's requirements; fresh says that they are new.
+func (t *Tx) InsertShape(ctx context.Context, id, requirements string, now int64) (fresh bool, err error) {
+	n, err := t.exec(ctx, "ShapeInsert", id, requirements, now)
+	return n == 1, err
+}
+
+// Interned is a shape or an offer with its JSON.
+type Interned struct{ ID, JSON string }
+
+func scanInterned(r scanner, v *Interned) error { return r.Scan(&v.ID, &v.JSON) }
+
+// Shapes returns all shapes.
+func (t *Tx) Shapes(ctx context.Context) ([]Interned, error) {
+	return query(ctx, t, "ShapesAll", scanInterned)
+}
+
+// InsertOffer interns what a session offers; fresh says that it is new.
+func (t *Tx) InsertOffer(ctx context.Context, id, offer string, now int64) (fresh bool, err error) {
+	n, err := t.exec(ctx, "OfferInsert", id, offer, now)
+	return n == 1, err
+}
+
+// Offers returns all offers.
+func (t *Tx) Offers(ctx context.Context) ([]Interned, error) {
+	return query(ctx, t, "OffersAll", scanInterned)
+}
+
+// JoinOffersShapes records which offers serve which shapes (pairs of offer, shape).
+func (t *Tx) JoinOffersShapes(ctx context.Context, pairs [][2]string) error {
+	if len(pairs) == 0 {
+		return nil
+	}
+	m := make(map[string]any, len(pairs))
+	for i, p := range pairs {
+		m[itoa(i)] = map[string]any{"o": p[0], "s": p[1]}
+	}
+	_, err := t.exec(ctx, "OfferShapeInsert", object(m))
+	return err
+}
+
+// NewQueued is a ready job to queue.
+type NewQueued struct {
+	Queued
+	Shape string
+	Open  bool
+	DueUS int64
+}
+
+// Enqueue inserts ready jobs.
+func (t *Tx) Enqueue(ctx context.Context, qs []NewQueued) error {
+	m := make(map[string]any, len(qs))
+	for _, q := range qs {
+		open := 0
+		if q.Open {
+			open = 1
+		}
+		m[string(q.Job)] = map[string]any{"run": q.Run, "shape": q.Shape, "org": q.Org, "prio": q.Prio, "vft": q.VFT,
+			"generation": q.Generation, "open": open, "due": q.DueUS}
+	}
+	_, err := t.exec(ctx, "QueueInsert", object(m))
+	return err
+}
+
+// OpenShapes returns the shapes of an offer that have a job to claim.
+func (t *Tx) OpenShapes(ctx context.Context, offer string) ([]string, error) {
+	return query(ctx, t, "QueueShapes", scanString, offer)
+}
+
+// LockHeads locks and returns up to limit open jobs of a shape, best first;
+// rows that another transaction holds are passed over.
+func (t *Tx) LockHeads(ctx context.Context, shape string, org ci.OrgID, limit int) ([]Queued, error) {
+	return query(ctx, t, "QueueHeads", scanQueued, shape, org, limit)
+}
+
+// TakeQueued removes jobs from the queue and returns those that were in it.
+func (t *Tx) TakeQueued(ctx context.Context, ids []ci.JobID) ([]string, error) {
+	return query(ctx, t, "QueueTake", scanString, keys(ids))
+}
+
+// TakeQueuedRun empties a run's part of the queue; it returns how many of its
+// jobs were open.
+func (t *Tx) TakeQueuedRun(ctx context.Context, id ci.RunID) (open int64, err error) {
+	type row struct {
+		id   string
+		open int64
+	}
+	rows, err := query(ctx, t, "QueueTakeRun", func(r scanner, v *row) error { return r.Scan(&v.id, &v.open) }, id)
+	for _, r := range rows {
+		open += r.open
+	}
+	return open, err
+}
+
+// LockHeld locks and returns up to limit held jobs that may be opened: due, with
+// a live session that serves their shape. Values are job and shape.
+func (t *Tx) LockHeld(ctx context.Context, org ci.OrgID, now int64, limit int) ([][2]string, error) {
+	return query(ctx, t, "QueueHeld", func(r scanner, v *[2]string) error { return r.Scan(&v[0], &v[1]) }, org, now, limit)
+}
+
+// HeldOrgs returns organisations with due held jobs.
+func (t *Tx) HeldOrgs(ctx context.Context, now int64) ([]ci.OrgID, error) {
+	return query(ctx, t, "QueueHeldOrgs", func(r scanner, v *ci.OrgID) error { return r.Scan(v) }, now)
+}
+
+// NextDue returns when the next backoff ends, 0 when there is none.
+func (t *Tx) NextDue(ctx context.Context, now int64) (int64, error) {
+	v, _, err := one(ctx, t, "QueueNextDue", scanInt, now)
+	return v, err
+}
+
+// OpenQueued opens held jobs for claiming.
+func (t *Tx) OpenQueued(ctx context.Context, ids []ci.JobID) error {
+	n, err := t.exec(ctx, "QueueOpen", keys(ids))
+	return changed(n, len(ids), "queue rows", err)
+}
+
+// CloseUnserved holds open jobs whose shape no live session serves; it returns
+// how many per organisation.
+func (t *Tx) CloseUnserved(ctx context.Context) (map[ci.OrgID]int64, error) {
+	rows, err := query(ctx, t, "QueueClose", func(r scanner, v *ci.OrgID) error { return r.Scan(v) })
+	out := map[ci.OrgID]int64{}
+	for _, o := range rows {
+		out[o]++
+	}
+	return out, err
+}
+
+// ShiftDue moves all backoff deadlines.
+func (t *Tx) ShiftDue(ctx context.Context, deltaUS int64) error {
+	_, err := t.exec(ctx, "QueueShift", deltaUS)
+	return err
+}
+
+// OpenCounts returns how many jobs each shape has open.
+func (t *Tx) OpenCounts(ctx context.Context) (map[string]int64, error) {
+	type row struct {
+		shape string
+		n     int64
+	}
+	rows, err := query(ctx, t, "QueueOpenCounts", func(r scanner, v *row) error { return r.Scan(&v.shape, &v.n) })
+	out := make(map[string]int64, len(rows))
+	for _, r := range rows {
+		out[r.shape] = r.n
+	}
+	return out, err
+}

@@ -1,0 +1,182 @@
+package store
+
+import (
+	"context"
+
+	"forgeci/internal/ci"
+)
+
+// Meta returns the value under key, "" when there is none.
+func (t *Tx) Meta(ctx context.Context, key string) (string, error) {
+	v, _, err := one(ctx, t, "MetaGet", scanString, key)
+	return v, err
+}
+
+// LockMeta is Meta with the row locked.
+func (t *Tx) LockMeta(ctx context.Context, key string) (string, error) {
+	v, _, err := one(ctx, t, "MetaLock", scanString, key)
+	return v, err
+}
+
+// InsertMeta stores a value unless the key has one.
+func (t *Tx) InsertMeta(ctx context.Context, key, value string) error {
+	_, err := t.exec(ctx, "MetaInsert", key, value)
+	return err
+}
+
+// SetMeta replaces the value of an existing key.
+func (t *Tx) SetMeta(ctx context.Context, key, value string) error {
+	_, err := t.exec(ctx, "MetaSet", key, value)
+	return err
+}
+
+// EnsureOrg makes an organisation of the name unless there is one.
+func (t *Tx) EnsureOrg(ctx context.Context, id ci.OrgID, name string, now int64) (Org, error) {
+	if _, err := t.exec(ctx, "OrgInsert", id, name, now); err != nil {
+		return Org{}, err
+	}
+	o, _, err := one(ctx, t, "OrgByName", scanOrg, name)
+	return o, err
+}
+
+// Org returns an organisation.
+func (t *Tx) Org(ctx context.Context, id ci.OrgID) (Org, bool, error) {
+	return one(ctx, t, "OrgGet", scanOrg, id)
+}
+
+// LockOrgs locks and returns organisations, in order. They come last in the
+// order of locks.
+func (t *Tx) LockOrgs(ctx context.Context, ids []ci.OrgID) ([]Org, error) {
+	return query(ctx, t, "OrgsLock", scanOrg, keys(ids))
+}
+
+// UpdateOrgs writes back what a transaction changes of locked organisations:
+// admission, virtual time and the head of the audit chain.
+func (t *Tx) UpdateOrgs(ctx context.Context, orgs []Org) error {
+	m := make(map[string]any, len(orgs))
+	for _, o := range orgs {
+		m[string(o.ID)] = map[string]any{"a": o.Admitted, "v": o.VFT, "s": o.AuditSeq, "h": o.AuditHash}
+	}
+	_, err := t.exec(ctx, "OrgsUpdate", object(m))
+	return err
+}
+
+// SetOrgLimits sets an organisation's weight and its limit of opened and running jobs.
+func (t *Tx) SetOrgLimits(ctx context.Context, id ci.OrgID, weight, jobLimit int64) error {
+	_, err := t.exec(ctx, "OrgLimits", id, weight, jobLimit)
+	return err
+}
+
+// InsertCredential stores a credential by the hash of its text; one with the
+// same hash stays as it is.
+func (t *Tx) InsertCredential(ctx context.Context, c Credential, hash string) error {
+	_, err := t.exec(ctx, "CredentialInsert", c.ID, c.Org, c.Kind, hash, c.Actor, c.Runner, c.CreatedUS, c.ExpiresUS)
+	return err
+}
+
+// CredentialByHash finds a credential; the caller checks revocation and expiry.
+func (t *Tx) CredentialByHash(ctx context.Context, hash string) (Credential, bool, error) {
+	return one(ctx, t, "CredentialByHash", scanCredential, hash)
+}
+
+// RevokeRunnerCredentials revokes every credential of a runner.
+func (t *Tx) RevokeRunnerCredentials(ctx context.Context, id ci.RunnerID, now int64) error {
+	_, err := t.exec(ctx, "CredentialsRevokeRunner", id, now)
+	return err
+}
+
+// EnsureRepo makes a repository for the key at the host unless there is one.
+func (t *Tx) EnsureRepo(ctx context.Context, id ci.RepoID, org ci.OrgID, host, hostKey, name string, now int64) (Repo, error) {
+	if _, err := t.exec(ctx, "RepoInsert", id, org, host, hostKey, name, now); err != nil {
+		return Repo{}, err
+	}
+	r, _, err := one(ctx, t, "RepoByKey", scanRepo, org, host, hostKey)
+	return r, err
+}
+
+// Repo returns a repository of the organisation.
+func (t *Tx) Repo(ctx context.Context, org ci.OrgID, id ci.RepoID) (Repo, bool, error) {
+	return one(ctx, t, "RepoGet", scanRepo, id, org)
+}
+
+// NextRunNumber takes the repository's next run number.
+func (t *Tx) NextRunNumber(ctx context.Context, id ci.RepoID) (int64, error) {
+	n, ok, err := one(ctx, t, "RepoNextNumber", scanInt, id)
+	if err == nil && !ok {
+		err = ci.Errorf(ci.ErrNotFound, "no repository %s", id)
+	}
+	return n, err
+}
+
+// InsertSource records a published snapshot; one with the same digest stays.
+func (t *Tx) InsertSource(ctx context.Context, org ci.OrgID, s Source, now int64) error {
+	_, err := t.exec(ctx, "SourceInsert", org, s.Digest, s.BlobKey, s.BlobDigest, s.Size, s.Files, s.Bytes, now)
+	return err
+}
+
+// Source returns the organisation's snapshot with the manifest digest.
+func (t *Tx) Source(ctx context.Context, org ci.OrgID, digest string) (Source, bool, error) {
+	return one(ctx, t, "SourceGet", scanSource, org, digest)
+}
+
+// Idempotency is what a caller's key was used for.
+type Idempotency struct {
+	Digest string
+	Run    ci.RunID
+}
+
+// ClaimIdempotency binds a caller's key to a request digest and a run unless it
+// is bound; it returns what the key is bound to now.
+func (t *Tx) ClaimIdempotency(ctx context.Context, org ci.OrgID, caller, scope, key, digest string, run ci.RunID, now int64) (Idempotency, error) {
+	if _, err := t.exec(ctx, "IdempotencyInsert", org, caller, scope, key, digest, run, now); err != nil {
+		return Idempotency{}, err
+	}
+	v, _, err := one(ctx, t, "IdempotencyGet", func(r scanner, v *Idempotency) error { return r.Scan(&v.Digest, &v.Run) },
+		org, caller, scope, key)
+	return v, err
+}
+
+// Rejection counts refused lease calls of one route and reason.
+type Rejection struct {
+	Org    ci.OrgID
+	Route  string
+	Reason ci.Reject
+	N      int64
+}
+
+// AddRejections adds to the counts.
+func (t *Tx) AddRejections(ctx context.Context, rs []Rejection) error {
+	m := make(map[string]any, len(rs))
+	for _, r := range rs {
+		m[string(r.Org)+"\x1f"+r.Route+"\x1f"+string(r.Reason)] = map[string]any{"o": r.Org, "r": r.Route, "w": r.Reason, "n": r.N}
+	}
+	_, err := t.exec(ctx, "RejectionsAdd", object(m))
+	return err
+}
+
+// Rejections returns the counts of all organisations.
+func (t *Tx) Rejections(ctx context.Context) ([]Rejection, error) {
+	return query(ctx, t, "Rejections", func(r scanner, v *Rejection) error { return r.Scan(&v.Route, &v.Reason, &v.N) })
+}
+
+// InsertAudit appends entries whose sequence and hash the caller has chained
+// under the organisation's lock.
+func (t *Tx) InsertAudit(ctx context.Context, es []Audit) error {
+	m := make(map[string]any, len(es))
+	for i, e := range es {
+		m[itoa(i)] = map[string]any{"o": e.Org, "q": e.Seq, "t": e.AtUS, "a": e.Actor, "c": e.Action, "r": e.Run,
+			"j": e.Job, "e": e.Epoch, "b": e.Object, "d": e.Detail, "h": e.Hash}
+	}
+	_, err := t.exec(ctx, "AuditInsert", object(m))
+	return err
+}
+
+// AuditOfJob returns a job's entries in order.
+func (t *Tx) AuditOfJob(ctx context.Context, org ci.OrgID, job ci.JobID) ([]Audit, error) {
+	return query(ctx, t, "AuditOfJob", scanAudit, org, job)
+}
+
+// AuditAfter returns up to limit entries of an organisation behind seq.
+func (t *Tx) AuditAfter(ctx context.Context, org ci.OrgID, seq int64, limit int) ([]Audit, error) {
+	return query(ctx, t, "AuditAll", scanAudit, org, seq, limit)
+}
