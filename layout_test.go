@@ -456,8 +456,8 @@ func checkText(name, text string) []finding {
 	var findings []finding
 	for reason, words := range forbiddenText() {
 		for _, word := range words {
-			if i := strings.Index(text, word); i >= 0 {
-				line := 1 + strings.Count(text[:i], "\n")
+			if before, _, found := strings.Cut(text, word); found {
+				line := 1 + strings.Count(before, "\n")
 				findings = append(findings, finding{"text", fmt.Sprintf("%s:%d", name, line), fmt.Sprintf("holds %q", word), reason})
 			}
 		}

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"forgeci/internal/testkit"
-
 	"github.com/jackc/pgx/v5"
+
+	"forgeci/internal/testkit"
 )
 
 func connect(t *testing.T, url string) *pgx.Conn {
@@ -54,10 +54,10 @@ func TestPostgresShowsOrderByWithoutByteCollation(t *testing.T) {
 	}
 }
 
-func TestPostgresDropsTheDatabaseUnderOpenConnections(t *testing.T) {
+func TestPostgresDropsTheDatabaseUnderOpenConnections(t *testing.T) { //nolint:tparallel // the subtest has to end first
 	t.Parallel()
 	var url string
-	t.Run("owner", func(t *testing.T) {
+	t.Run("owner", func(t *testing.T) { //nolint:paralleltest // its end is what the test is about
 		url = testkit.Postgres(t)
 		conn, err := pgx.Connect(t.Context(), url)
 		if err != nil {
@@ -135,6 +135,7 @@ func TestPostgresEndsWithAKilledTestProcess(t *testing.T) {
 const helperEnv = "FORGECI_TESTKIT_HELPER"
 
 func TestHelperHoldsACluster(t *testing.T) {
+	t.Parallel()
 	marker := os.Getenv(helperEnv)
 	if marker == "" {
 		return

@@ -1,0 +1,55 @@
+# The one entry point for people and for CI. Needs Go, git and make.
+
+GO      ?= go
+TOOL    := $(GO) tool -modfile=tools/go.mod
+TESTRUN := $(GO) run ./internal/testkit/cmd/testrun
+# Programs without which a green run would prove nothing.
+REQUIRE := PostgreSQL
+PKG     ?= ./...
+FUZZTIME ?= 10s
+
+export CGO_ENABLED := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test race lint fmt cases bench fuzz ci deps
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the one static binary, ./forgeci
+	$(GO) build -trimpath -buildvcs=auto -o forgeci ./cmd/forgeci
+
+demo: build ## start a server and a runner, run a workflow of two jobs, stop
+	@./scripts/demo.sh
+
+test: deps ## run every test; PKG=./internal/x/... narrows it
+	@$(TESTRUN) -require "$(if $(filter ./...,$(PKG)),$(REQUIRE))" -timeout 15m $(PKG)
+
+race: deps ## run every test under the race detector (needs a C compiler)
+	@CGO_ENABLED=1 $(TESTRUN) -race -timeout 30m $(PKG)
+
+lint: ## check formatting, vet and the linters of .golangci.yml
+	$(TOOL) golangci-lint run ./...
+
+quicklint: ## the part of lint that is ready in a minute: vet, staticcheck, gofumpt
+	$(GO) vet ./...
+	$(TOOL) staticcheck ./...
+	@unformatted=$$($(TOOL) gofumpt -l .) && if [ -n "$$unformatted" ]; then echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; fi
+
+fmt: ## format the code
+	$(TOOL) gofumpt -w .
+
+cases: deps ## print each case of the case list with its tests and their results
+	@$(TESTRUN) -cases internal/testkit/cases.txt -areas "$(AREAS)" -timeout 15m ./...
+
+bench: ## run the Go benchmarks; BENCH=Claim narrows them
+	$(GO) test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem $(PKG)
+
+fuzz: ## fuzz each target for FUZZTIME (10s)
+	@GO="$(GO)" ./scripts/fuzz.sh $(FUZZTIME)
+
+ci: ## what CI runs
+	@./.ci/run
+
+deps:
+	@./scripts/test-deps.sh
