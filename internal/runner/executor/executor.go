@@ -25,7 +25,9 @@ type Executor interface {
 	Open(ctx context.Context, job Job) (Sandbox, error)
 	// Sweep ends and removes what crashed runners with this data directory left
 	// behind and returns the attempts it proved to have ended. It touches nothing
-	// of a live runner.
+	// of a live runner. When the error is nil, nothing of any earlier attempt is
+	// left, also of those that are not returned because their sandbox had been
+	// closed, or never opened.
 	Sweep(ctx context.Context) ([]protocol.AttemptRef, error)
 }
 
@@ -35,6 +37,9 @@ type Job struct {
 	// Workspace is the job's directory with the source in it, Home and Tmp its
 	// HOME and TMPDIR; all absolute, private to the job, made by the caller.
 	Workspace, Home, Tmp string
+	// Steps is a directory for the executor's own files of each step (scripts),
+	// which the job may read and not change; empty means Tmp.
+	Steps string
 	// Grace is the time from SIGTERM to SIGKILL.
 	Grace time.Duration
 }
@@ -43,9 +48,11 @@ type Job struct {
 type Sandbox interface {
 	// Run runs one step and returns when its main process has ended, its output
 	// is read or the drain grace is over. When ctx is done the step's processes
-	// get SIGTERM, after Grace(ctx, Job.Grace) SIGKILL, and Run returns. The error
-	// is not nil only for failures of the sandbox itself, never for a failing
-	// command.
+	// get SIGTERM, after Grace(ctx, Job.Grace) SIGKILL, and Run returns; processes
+	// that earlier steps left in the background stay. The error is never for a failing command:
+	// ci.ErrInvalid, ci.ErrTooLarge and ci.ErrUnsafe say that the step cannot be
+	// run as it is written, every other kind is a failure of the sandbox, after
+	// which only Close is of use.
 	Run(ctx context.Context, step Step) (Result, error)
 	// Close ends every process of the job (SIGTERM, grace, SIGKILL; daemonised
 	// grandchildren too) and removes the sandbox. Its evidence says terminated
@@ -66,7 +73,9 @@ type Step struct {
 	// Env is the whole environment in order; later entries win. Nothing of the
 	// runner's environment is added but what the contract lists.
 	Env []ci.KeyValue
-	// Stdout and Stderr get the output; a Write that blocks blocks the step.
+	// Stdout and Stderr get the output, each from one goroutine. A Write that
+	// blocks blocks the step; an error discards what follows. No Write begins after
+	// Run has returned; one that still blocks when Run is cancelled may go on.
 	Stdout, Stderr io.Writer
 }
 
@@ -77,8 +86,11 @@ type Result struct {
 	// Duration is monotonic.
 	Duration time.Duration
 	// Leaked says that a background process still held the output when the drain
-	// grace was over.
+	// grace was over. What it writes later is read and discarded until Close.
 	Leaked bool
+	// Line is the line of the script that failed under errexit, from 1; 0 when the
+	// shell cannot tell.
+	Line int
 }
 
 // Grace returns the time from SIGTERM to SIGKILL once ctx is done: own, or less
