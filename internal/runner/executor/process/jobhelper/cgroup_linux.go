@@ -1,0 +1,176 @@
+package jobhelper
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Versions of the cgroup interface that a Group can use.
+const (
+	CgroupV1 = "1" // the freezer hierarchy
+	CgroupV2 = "2" // with cgroup.kill (Linux 5.14)
+)
+
+// Group is one cgroup of a job or of a step: a directory that holds processes
+// and, for a job, the groups of its steps.
+type Group struct {
+	Version string
+	Dir     string
+}
+
+// Make creates the group's directory. Its parent "forgeci" is made when it is
+// not there and removed by Remove when it is empty, possibly by another job at
+// this very moment, hence the loop.
+func (g Group) Make() error {
+	var err error
+	for range 10 {
+		if err = os.Mkdir(filepath.Dir(g.Dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err = os.Mkdir(g.Dir, 0o755); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return err
+}
+
+// Child is the group with the name inside g.
+func (g Group) Child(name string) Group {
+	return Group{Version: g.Version, Dir: filepath.Join(g.Dir, name)}
+}
+
+// Exists reports whether the group is there.
+func (g Group) Exists() bool {
+	_, err := os.Lstat(g.Dir)
+	return err == nil
+}
+
+// PIDs lists the processes in the group and in the groups inside it.
+func (g Group) PIDs() []int {
+	var pids []int
+	for _, dir := range g.dirs() {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil {
+			continue
+		}
+		for _, line := range strings.Fields(string(b)) {
+			// 0 is a process of another pid namespace, which has no number here.
+			if pid, err := strconv.Atoi(line); err == nil && pid > 0 {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// Procs is PIDs with what /proc says of each; a process that left the group or
+// ended meanwhile is not in it.
+func (g Group) Procs() []Proc {
+	var procs []Proc
+	for _, pid := range g.PIDs() {
+		if p, err := ReadProc(pid); err == nil && !p.Dead() {
+			procs = append(procs, p)
+		}
+	}
+	if len(procs) == 0 {
+		return nil
+	}
+	// A number may have gone to another process between the two looks above, but
+	// not to one that is in the group: a second look at the group settles it.
+	in := map[int]bool{}
+	for _, pid := range g.PIDs() {
+		in[pid] = true
+	}
+	kept := procs[:0]
+	for _, p := range procs {
+		if in[p.PID] {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+// Empty reports whether no living process is in the group or inside it. A group
+// that does not exist is empty.
+func (g Group) Empty() bool {
+	if g.Version == CgroupV2 {
+		b, err := os.ReadFile(filepath.Join(g.Dir, "cgroup.events"))
+		if err != nil {
+			return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
+		}
+		return strings.Contains(string(b), "populated 0")
+	}
+	for _, dir := range g.dirs() {
+		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err == nil && len(b) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Kill kills every process in the group at one moment, so that none can fork
+// away. It does not wait until they are gone.
+func (g Group) Kill() {
+	if g.Version == CgroupV2 {
+		_ = os.WriteFile(filepath.Join(g.Dir, "cgroup.kill"), []byte("1"), 0)
+		return
+	}
+	state := filepath.Join(g.Dir, "freezer.state")
+	_ = os.WriteFile(state, []byte("FROZEN"), 0)
+	for range 50 { // a process in an uninterruptible sleep delays FROZEN; do not wait for it for ever
+		b, err := os.ReadFile(state)
+		if err != nil || strings.HasPrefix(string(b), "FROZEN") {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for _, p := range g.Procs() {
+		_ = Signal(p, syscall.SIGKILL)
+	}
+	_ = os.WriteFile(state, []byte("THAWED"), 0)
+}
+
+// Remove removes the group, the groups inside it and its parent "forgeci" when
+// that is empty. It fails while a process is in it.
+func (g Group) Remove() error {
+	var err error
+	for range 50 {
+		err = nil
+		dirs := g.dirs()
+		for i := len(dirs) - 1; i >= 0; i-- {
+			if e := syscall.Rmdir(dirs[i]); e != nil && e != syscall.ENOENT {
+				err = &fs.PathError{Op: "rmdir", Path: dirs[i], Err: e}
+			}
+		}
+		if err == nil || !g.Empty() {
+			break
+		}
+		time.Sleep(time.Millisecond) // the kernel still counts processes that have just ended
+	}
+	if err == nil && filepath.Base(filepath.Dir(g.Dir)) == "forgeci" {
+		_ = syscall.Rmdir(filepath.Dir(g.Dir))
+	}
+	return err
+}
+
+// dirs returns the group's directory and those inside it, parents first.
+func (g Group) dirs() []string {
+	var dirs []string
+	_ = filepath.WalkDir(g.Dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil
+		}
+		if d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return nil
+	})
+	return dirs
+}

@@ -1,0 +1,219 @@
+package jobhelper
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"syscall"
+	"unsafe"
+)
+
+// Proc is one process as /proc showed it.
+type Proc struct {
+	PID, PPID int
+	Session   int
+	State     byte   // 'Z' for a zombie
+	Start     uint64 // clock ticks since boot; with PID it names the process
+}
+
+// Dead reports whether p has ended and only waits to be reaped.
+func (p Proc) Dead() bool { return p.State == 'Z' || p.State == 'X' }
+
+// ReadProc reads /proc/PID/stat.
+func ReadProc(pid int) (Proc, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return Proc{}, err
+	}
+	// The command's name is in parentheses and may hold anything.
+	i := bytes.LastIndexByte(b, ')')
+	if i < 0 {
+		return Proc{}, syscall.ESRCH
+	}
+	f := bytes.Fields(b[i+1:])
+	if len(f) < 20 {
+		return Proc{}, syscall.ESRCH
+	}
+	p := Proc{PID: pid, State: f[0][0]}
+	p.PPID, _ = strconv.Atoi(string(f[1]))
+	p.Session, _ = strconv.Atoi(string(f[3]))
+	p.Start, err = strconv.ParseUint(string(f[19]), 10, 64)
+	return p, err
+}
+
+// Processes lists all processes that /proc shows. A process that starts or ends
+// meanwhile may be missing.
+func Processes() ([]Proc, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	procs := make([]Proc, 0, len(names))
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if p, err := ReadProc(pid); err == nil {
+			procs = append(procs, p)
+		}
+	}
+	return procs, nil
+}
+
+// Descendants returns the processes below any of the roots, the roots
+// themselves left out.
+func Descendants(procs []Proc, roots ...int) []Proc {
+	children := make(map[int][]Proc, len(procs))
+	for _, p := range procs {
+		children[p.PPID] = append(children[p.PPID], p)
+	}
+	seen := make(map[int]bool, len(roots))
+	for _, r := range roots {
+		seen[r] = true
+	}
+	var found []Proc
+	for next := append([]int(nil), roots...); len(next) > 0; next = next[1:] {
+		for _, c := range children[next[0]] {
+			if !seen[c.PID] {
+				seen[c.PID] = true
+				found = append(found, c)
+				next = append(next, c.PID)
+			}
+		}
+	}
+	return found
+}
+
+// System call numbers that all Linux architectures share.
+const (
+	sysPidfdSendSignal = 424
+	sysPidfdOpen       = 434
+	sysCloseRange      = 436
+)
+
+// Signal sends sig to exactly the process that p describes: when its number was
+// given to another process since, nobody gets it and the error is ESRCH.
+func Signal(p Proc, sig syscall.Signal) error {
+	fd, _, errno := syscall.Syscall(sysPidfdOpen, uintptr(p.PID), 0, 0)
+	if errno == syscall.ENOSYS { // before Linux 5.3
+		if now, err := ReadProc(p.PID); err != nil || now.Start != p.Start {
+			return syscall.ESRCH
+		}
+		return syscall.Kill(p.PID, sig)
+	}
+	if errno != 0 {
+		return errno
+	}
+	defer syscall.Close(int(fd))
+	// The descriptor names whoever has the number now; look only after it is open.
+	if now, err := ReadProc(p.PID); err != nil || now.Start != p.Start {
+		return syscall.ESRCH
+	}
+	if _, _, errno := syscall.Syscall6(sysPidfdSendSignal, fd, uintptr(sig), 0, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Terminate asks each process to end, and wakes those that are stopped so that
+// they can.
+func Terminate(procs []Proc) {
+	for _, p := range procs {
+		if Signal(p, syscall.SIGTERM) == nil {
+			_ = Signal(p, syscall.SIGCONT)
+		}
+	}
+}
+
+// KillFound kills what find returns and returns how many processes it met in the
+// last look. They are stopped first, until a look finds no new one, so that a
+// tree that keeps forking cannot outrun the signal.
+func KillFound(find func() []Proc) int {
+	type id struct {
+		pid   int
+		start uint64
+	}
+	stopped := map[id]bool{}
+	var procs []Proc
+	for range 10 {
+		procs = procs[:0]
+		fresh := 0
+		for _, p := range find() {
+			if p.Dead() {
+				continue
+			}
+			procs = append(procs, p)
+			if !stopped[id{p.PID, p.Start}] {
+				stopped[id{p.PID, p.Start}] = true
+				fresh++
+				_ = Signal(p, syscall.SIGSTOP)
+			}
+		}
+		if fresh == 0 {
+			break
+		}
+	}
+	for _, p := range procs {
+		_ = Signal(p, syscall.SIGKILL)
+	}
+	return len(procs)
+}
+
+const prSetChildSubreaper = 36
+
+// BecomeSubreaper makes the calling process the parent of all orphans among its
+// descendants. It holds for the whole process and cannot fail on Linux 3.4 or later.
+func BecomeSubreaper() error {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// inheritNothing makes every descriptor from first on close-on-exec, also those
+// that a careless parent of the runner left open.
+func inheritNothing(first int) {
+	const cloexec = 4
+	if _, _, errno := syscall.Syscall(sysCloseRange, uintptr(first), uintptr(^uint32(0)), cloexec); errno == 0 {
+		return
+	}
+	dir, err := os.Open("/proc/self/fd")
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	for _, name := range names {
+		if fd, err := strconv.Atoi(name); err == nil && fd >= first {
+			syscall.CloseOnExec(fd)
+		}
+	}
+}
+
+// defaultSignals gives every signal that this process inherited as ignored its
+// default action, so that the steps start with defaults.
+func defaultSignals() {
+	type sigaction struct{ handler, flags, restorer, mask uintptr }
+	const ignored, maxSignal, setSize = 1, 64, 8
+	for sig := uintptr(1); sig <= maxSignal; sig++ {
+		var now, def sigaction
+		_, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, 0, uintptr(unsafe.Pointer(&now)), setSize, 0, 0)
+		if errno == 0 && now.handler == ignored {
+			_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&def)), 0, setSize, 0, 0)
+		}
+	}
+}
+
+// unblockSignals clears the calling thread's signal mask; a process started by
+// this thread inherits it.
+func unblockSignals() {
+	const setMask, setSize = 2, 8
+	var none uint64
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, setMask, uintptr(unsafe.Pointer(&none)), 0, setSize, 0, 0)
+}
