@@ -341,7 +341,7 @@ func (s *sandbox) supervise(ctx context.Context) (*jobhelper.Message, error) {
 		case <-done:
 			done = nil
 			signal(jobhelper.KindTerm)
-			grace = time.After(s.job.Grace)
+			grace = time.After(executor.Grace(ctx, s.job.Grace))
 		case <-grace:
 			grace = nil
 			signal(jobhelper.KindKill)
