@@ -381,15 +381,11 @@ func (p postgresPrograms) version() (string, error) {
 // template returns a directory with an initialised cluster to copy, made once
 // per machine and version: a copy takes a third of the time of initdb.
 func (p postgresPrograms) template(version string, account *syscall.Credential) (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
 	owner := os.Getuid()
 	if account != nil {
 		owner = int(account.Uid)
 	}
-	dir := filepath.Join(cache, "forgeci-test", fmt.Sprintf("postgres-%s-%d-1", version, owner))
+	dir := filepath.Join(cacheDir(), fmt.Sprintf("postgres-%s-%d-1", version, owner))
 	if _, err := os.Stat(filepath.Join(dir, "PG_VERSION")); err == nil {
 		return dir, nil
 	}

@@ -57,7 +57,7 @@ func TestPostgresShowsOrderByWithoutByteCollation(t *testing.T) {
 func TestPostgresDropsTheDatabaseUnderOpenConnections(t *testing.T) { //nolint:tparallel // the subtest has to end first
 	t.Parallel()
 	var url string
-	t.Run("owner", func(t *testing.T) { //nolint:paralleltest // its end is what the test is about
+	t.Run("owner", func(t *testing.T) {
 		url = testkit.Postgres(t)
 		conn, err := pgx.Connect(t.Context(), url)
 		if err != nil {
