@@ -1,0 +1,219 @@
+package workflow
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"cel.dev/cel-go/cel"
+	"cel.dev/cel-go/common"
+	"cel.dev/cel-go/common/ast"
+	"cel.dev/cel-go/common/operators"
+	"cel.dev/cel-go/common/types"
+	"cel.dev/cel-go/ext"
+)
+
+// Names of the variables that hold what the status functions return. No
+// expression can spell them.
+const (
+	isSuccess   = "@success"
+	isFailure   = "@failure"
+	isCancelled = "@cancelled"
+	isAlways    = "@always"
+)
+
+// exprCost bounds the work of one evaluation, in CEL's cost units.
+const exprCost = 100_000
+
+// exprNeed is a need as expressions see it.
+type exprNeed struct {
+	Conclusion string            `cel:"conclusion"`
+	Outputs    map[string]string `cel:"outputs"`
+}
+
+// celEnv returns the one environment of all conditions. It has no function with
+// a side effect; inputs and matrix values are text.
+var celEnv = sync.OnceValue(func() *cel.Env {
+	status := func(function, variable string) cel.EnvOption {
+		return cel.Macros(cel.GlobalMacro(function, 0, func(f cel.MacroExprFactory, _ ast.Expr, _ []ast.Expr) (ast.Expr, *cel.Error) {
+			return f.NewIdent(variable), nil
+		}))
+	}
+	text := cel.MapType(cel.StringType, cel.StringType)
+	env, err := cel.NewEnv(
+		ext.NativeTypes(reflect.TypeFor[exprNeed](), ext.ParseStructTags(true)),
+		cel.Variable("needs", cel.MapType(cel.StringType, cel.ObjectType("workflow.exprNeed"))),
+		cel.Variable("inputs", text),
+		cel.Variable("matrix", text),
+		cel.Variable(isSuccess, cel.BoolType),
+		cel.Variable(isFailure, cel.BoolType),
+		cel.Variable(isCancelled, cel.BoolType),
+		cel.Variable(isAlways, cel.BoolType),
+		status("success", isSuccess),
+		status("failure", isFailure),
+		status("cancelled", isCancelled),
+		status("always", isAlways),
+		cel.ParserExpressionSizeLimit(DefaultLimits().Expression),
+		cel.ParserRecursionLimit(64),
+	)
+	if err != nil {
+		panic("workflow: the expression environment is not valid: " + err.Error())
+	}
+	return env
+})
+
+// condition is a compiled expression and what it refers to.
+type condition struct {
+	ast         *cel.Ast
+	refs        []exprRef
+	namesStatus bool // a status function is named, so success() is not added
+}
+
+// exprRef is needs.NAME, inputs.NAME or matrix.NAME with a constant name.
+type exprRef struct {
+	context, name string
+	field         string // needs only: the field taken of it, "" for none
+	output        string // needs only: the output taken of field outputs
+	presence      bool   // inside has()
+	at            common.Location
+}
+
+// exprError is a problem inside an expression, with its place there.
+type exprError struct {
+	line, column int // line from 1, column from 0
+	text         string
+}
+
+func (e *exprError) Error() string { return e.text }
+
+// compileCondition parses and type-checks an expression and reads its
+// references. check may refuse references before types are checked, since it
+// knows better what to say.
+func compileCondition(expr string, check func([]exprRef) *exprError) (*condition, *exprError) {
+	if len(expr) > DefaultLimits().Expression {
+		return nil, &exprError{1, 0, fmt.Sprintf("it has %d bytes: the limit is %d", len(expr), DefaultLimits().Expression)}
+	}
+	env := celEnv()
+	parsed, issues := env.Parse(expr)
+	if e := firstIssue(issues); e != nil {
+		return nil, e
+	}
+	c := &condition{}
+	c.read(parsed)
+	if check != nil {
+		if e := check(c.refs); e != nil {
+			return nil, e
+		}
+	}
+	checked, issues := env.Check(parsed)
+	if e := firstIssue(issues); e != nil {
+		return nil, e
+	}
+	if t := checked.OutputType(); !t.IsExactType(types.BoolType) {
+		return nil, &exprError{1, 0, fmt.Sprintf("it gives %s, not true or false: compare it, for example == \"true\"", typeName(t))}
+	}
+	c.ast = checked
+	return c, nil
+}
+
+func typeName(t *cel.Type) string {
+	switch {
+	case t.IsExactType(types.StringType):
+		return "text"
+	case t.IsExactType(types.IntType), t.IsExactType(types.DoubleType), t.IsExactType(types.UintType):
+		return "a number"
+	default:
+		return "a value of type " + strings.TrimPrefix(t.String(), "workflow.expr")
+	}
+}
+
+func firstIssue(issues *cel.Issues) *exprError {
+	if issues == nil || len(issues.Errors()) == 0 {
+		return nil
+	}
+	e := issues.Errors()[0]
+	text := strings.TrimPrefix(e.Message, "Syntax error: ")
+	text = strings.TrimSuffix(text, " (in container '')")
+	return &exprError{max(e.Location.Line(), 1), max(e.Location.Column(), 0), text + hint(text)}
+}
+
+// hint adds the fix to CEL's own words where people bring habits from elsewhere.
+func hint(message string) string {
+	_, rest, ok := strings.Cut(message, "undeclared reference to '")
+	if !ok {
+		if strings.Contains(message, "found no matching overload") && strings.Contains(message, "string") {
+			return ": needs, inputs and matrix give text, compare it with text, for example == \"true\""
+		}
+		return ""
+	}
+	switch name, _, _ := strings.Cut(rest, "'"); name {
+	case "success", "failure", "always", "cancelled":
+		return ": write " + name + "()"
+	case "contains", "startsWith", "endsWith", "matches":
+		return ": write TEXT." + name + "(\"…\")"
+	case "github", "env", "secrets", "steps", "vars", "event", "job", "runner":
+		return ": a condition knows needs, inputs, matrix, success(), failure(), cancelled() and always()"
+	case "on_success":
+		return ": write success()"
+	case "on_failure":
+		return ": write failure()"
+	default:
+		return ": text is written in quotes; known are needs, inputs, matrix, success(), failure(), cancelled() and always()"
+	}
+}
+
+// read collects references and status functions of a parsed expression.
+func (c *condition) read(parsed *cel.Ast) {
+	native := parsed.NativeRep()
+	info := native.SourceInfo()
+	// taken says what is taken of an expression: the visitor sees
+	// needs.a.outputs.x from the outside, x first.
+	type access struct {
+		name     string
+		by       int64
+		presence bool
+	}
+	taken := map[int64]access{}
+	step := func(e, operand ast.Expr, name string, presence bool) {
+		context, ok := contextOf(operand)
+		if !ok {
+			taken[operand.ID()] = access{name, e.ID(), presence}
+			return
+		}
+		field := taken[e.ID()]
+		output := taken[field.by]
+		c.refs = append(c.refs, exprRef{
+			context: context, name: name, field: field.name, output: output.name,
+			presence: presence || field.presence || output.presence, at: info.GetStartLocation(e.ID()),
+		})
+	}
+	ast.PreOrderVisit(native.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
+		switch e.Kind() {
+		case ast.IdentKind:
+			if slices.Contains([]string{isSuccess, isFailure, isCancelled, isAlways}, e.AsIdent()) {
+				c.namesStatus = true
+			}
+		case ast.SelectKind:
+			s := e.AsSelect()
+			step(e, s.Operand(), s.FieldName(), s.IsTestOnly())
+		case ast.CallKind:
+			call := e.AsCall()
+			if call.FunctionName() != operators.Index || len(call.Args()) != 2 || call.Args()[1].Kind() != ast.LiteralKind {
+				return
+			}
+			if name, ok := call.Args()[1].AsLiteral().(types.String); ok {
+				step(e, call.Args()[0], string(name), false)
+			}
+		}
+	}))
+}
+
+func contextOf(e ast.Expr) (string, bool) {
+	if e.Kind() != ast.IdentKind {
+		return "", false
+	}
+	name := e.AsIdent()
+	return name, name == "needs" || name == "inputs" || name == "matrix"
+}

@@ -1,0 +1,492 @@
+package workflow
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"forgeci/internal/ci"
+)
+
+// job reads one job; what it does not set comes from defaults.
+func (p *parser) job(key string, at pos, n, defaults *node) *job {
+	j := &job{key: key, at: at, timeout: ci.DefaultJobTimeout}
+	p.current = j
+	if p.fields(n, tJob) == nil {
+		return j
+	}
+	if v := n.get("needs"); v != nil {
+		j.hasNeeds, j.needsAt = true, v.at
+		if !v.isNull() {
+			j.needs = p.needs(v)
+		}
+	}
+	if v := n.get("matrix"); v != nil {
+		j.legs = p.matrix(v)
+		j.axes = keysOf(j.legs)
+	}
+	if v := n.get("if"); v != nil {
+		j.condition = p.condition(v, false)
+	}
+	if v := inherit(n, defaults, "runs_on"); v != nil {
+		j.runsOn = p.runsOn(v, j.axes)
+	}
+	if v := n.get("priority"); v != nil {
+		j.priority = p.integer(v, "priority", -maxPriority, maxPriority)
+	}
+	if v := inherit(n, defaults, "image"); v != nil {
+		j.image = p.image(v, j.axes)
+	}
+	if v := n.get("services"); v != nil {
+		j.services = p.services(v, j.axes)
+	}
+	if v := n.get("env"); v != nil {
+		j.env = p.env(v, j.axes)
+	}
+	if v := inherit(n, defaults, "shell"); v != nil {
+		j.shell = p.oneOf(v, "shell", "sh", "bash")
+	}
+	if v := inherit(n, defaults, "working_directory"); v != nil {
+		j.directory = p.checked(v, "working_directory", workspacePath)
+	}
+	if v := inherit(n, defaults, "timeout"); v != nil {
+		if d := p.duration(v, "timeout"); d > 0 {
+			j.timeout = d
+		}
+	}
+	if v := inherit(n, defaults, "retry"); v != nil {
+		j.retry = p.retry(v)
+	}
+	if v := n.get("allow_failure"); v != nil {
+		j.allowFailure = p.boolean(v, "allow_failure")
+	}
+	if v := n.get("outputs"); v != nil {
+		j.outputs = p.outputs(v)
+	}
+	p.files(j, n)
+	if v := n.get("secrets"); v != nil {
+		j.secrets = p.texts(v, "secret", secretName)
+	}
+	if v := n.get("identity"); v != nil {
+		j.identity = p.identity(v)
+	}
+	if v := n.get("environment"); v != nil {
+		if v.kind == mapping {
+			p.add(v.at, "environment is the name of an environment, not a mapping: write env for variables")
+		} else {
+			j.environment = p.template(v, "environment", j.axes)
+		}
+	}
+	if v := n.get("concurrency"); v != nil {
+		j.concurrency = p.concurrency(v, j.axes)
+	}
+	if v := n.get("steps"); v != nil {
+		j.steps = p.steps(v, j)
+	}
+	p.spreadSecrets(j)
+	return j
+}
+
+func (p *parser) needs(n *node) []string {
+	return p.texts(n, "need", func(s string) error {
+		if base, _, isLeg := strings.Cut(s, " ("); isLeg {
+			return errorText("needs takes the job's key, which stands for all its legs: write " + base)
+		}
+		return Name(s)
+	})
+}
+
+// files reads what moves files: cache, artifacts, reports and inputs.
+func (p *parser) files(j *job, n *node) {
+	if v := n.get("cache"); v != nil {
+		for _, item := range p.many(v) {
+			if c, ok := p.cache(item); ok {
+				j.cache = append(j.cache, c)
+			}
+		}
+	}
+	if v := n.get("artifacts"); v != nil && p.fields(v, tArtifacts) != nil {
+		if out := v.get("publish"); out != nil {
+			p.publishes(j, out)
+		}
+		if in := v.get("restore"); in != nil {
+			p.restores(j, in)
+		}
+	}
+	if v := n.get("reports"); v != nil {
+		for _, item := range p.many(v) {
+			if p.fields(item, tReport) == nil {
+				continue
+			}
+			var r ci.Report
+			if k := item.get("kind"); k != nil {
+				r.Kind = p.oneOf(k, "kind", "junit")
+			}
+			if s := item.get("path"); s != nil {
+				r.Path = p.checked(s, "path", pathPattern)
+			}
+			j.reports = append(j.reports, r)
+		}
+	}
+	if v := n.get("inputs"); v != nil {
+		j.inputs = p.texts(v, "input pattern", inputPattern)
+		if len(j.inputs) == 0 {
+			p.add(v.at, "inputs has no pattern: write the files that the result depends on, or remove it")
+		}
+	}
+}
+
+// pathPattern accepts a pattern of files inside the workspace.
+func pathPattern(s string) error {
+	if err := workspacePath(s); err != nil {
+		return err
+	}
+	return CheckPattern(strings.TrimPrefix(s, "./"))
+}
+
+func inputPattern(s string) error { return pathPattern(strings.TrimPrefix(s, "!")) }
+
+func secretName(s string) error {
+	if !envRE().MatchString(s) || len(s) > 100 {
+		return errorText("use letters, digits and _, not beginning with a digit, at most 100")
+	}
+	return nil
+}
+
+// env reads variables. A value is the source text of what was written.
+func (p *parser) env(n *node, axes []string) []setting {
+	if n.isNull() {
+		return nil
+	}
+	if n.kind != mapping {
+		p.add(n.at, "env is a mapping of variables, not %s: write env: {NAME: value}", describe(n))
+		return nil
+	}
+	var out []setting
+	for _, e := range n.entries {
+		if err := envName(e.key); err != nil {
+			p.add(e.at, "variable %s: %v", quote(e.key), err)
+			continue
+		}
+		v := p.template(e.value, "variable "+e.key, axes)
+		if e.value.kind == scalar && strings.ContainsRune(e.value.text, 0) {
+			p.add(e.value.at, "variable %s holds a NUL byte: remove it", e.key)
+		}
+		out = append(out, setting{e.key, v})
+	}
+	return out
+}
+
+func (p *parser) concurrency(n *node, axes []string) *concurrency {
+	c := &concurrency{}
+	if n.kind == scalar {
+		c.group = p.template(n, "concurrency group", axes)
+		return c
+	}
+	if p.fields(n, tConcurrency) == nil {
+		return nil
+	}
+	if v := n.get("group"); v != nil {
+		c.group = p.template(v, "concurrency group", axes)
+	}
+	if v := n.get("cancel_in_progress"); v != nil {
+		c.cancel = p.boolean(v, "cancel_in_progress")
+	}
+	return c
+}
+
+func (p *parser) runsOn(n *node, axes []string) requirements {
+	var r requirements
+	labels := func(n *node) {
+		for _, item := range p.many(n) {
+			if t := p.template(item, "label", axes); !t.isZero() {
+				r.labels = append(r.labels, t)
+			}
+		}
+	}
+	if n.kind != mapping {
+		if n.isNull() {
+			p.add(n.at, "runs_on is a label, a list of labels or {os, arch, size, isolation, labels}, not nothing")
+			return r
+		}
+		labels(n)
+		return r
+	}
+	p.fields(n, tRunsOn)
+	read := func(key string) template {
+		if v := n.get(key); v != nil {
+			return p.template(v, key, axes)
+		}
+		return template{}
+	}
+	r.os, r.arch, r.size, r.isolation = read("os"), read("arch"), read("size"), read("isolation")
+	if v := n.get("labels"); v != nil {
+		labels(v)
+	}
+	return r
+}
+
+func (p *parser) image(n *node, axes []string) *image {
+	img := &image{at: n.at}
+	if n.kind == scalar && !n.isNull() {
+		img.ref = p.template(n, "image", axes)
+		return img
+	}
+	if p.fields(n, tImage) == nil {
+		return nil
+	}
+	if v := n.get("ref"); v != nil {
+		img.ref = p.template(v, "image", axes)
+	}
+	read := func(key string, rule func(string) error) string {
+		if v := n.get(key); v != nil {
+			return p.checked(v, key, rule)
+		}
+		return ""
+	}
+	img.dockerfile = read("dockerfile", workspacePath)
+	img.context = read("context", workspacePath)
+	img.target = read("target", Name)
+	ref, dockerfile := n.get("ref"), n.get("dockerfile")
+	switch {
+	case ref == nil && dockerfile == nil:
+		p.add(n.at, "image needs ref or dockerfile: write image: REFERENCE")
+	case ref != nil && dockerfile != nil:
+		p.add(n.at, "image has both ref and dockerfile: keep one")
+	case ref != nil && (n.get("context") != nil || n.get("target") != nil):
+		p.add(n.at, "context and target belong to dockerfile: remove them")
+	}
+	return img
+}
+
+func (p *parser) services(n *node, axes []string) []service {
+	var out []service
+	add := func(name string, at pos, body *node) {
+		if err := serviceName(name); err != nil {
+			p.add(at, "service name %s: %v", quote(name), err)
+			return
+		}
+		if slices.ContainsFunc(out, func(s service) bool { return s.name == name }) {
+			p.add(at, "two services are called %s: rename one", quote(name))
+			return
+		}
+		s := service{name: name}
+		switch {
+		case body.kind == scalar && !body.isNull():
+			s.image = p.template(body, "image", axes)
+		case p.fields(body, tService) != nil:
+			if v := body.get("image"); v != nil {
+				s.image = p.template(v, "image", axes)
+			}
+			if v := body.get("env"); v != nil {
+				s.env = p.env(v, axes)
+			}
+			if v := body.get("ports"); v != nil {
+				for _, item := range p.many(v) {
+					s.ports = append(s.ports, p.integer(item, "port", 1, 65535))
+				}
+			}
+		}
+		out = append(out, s)
+	}
+	switch n.kind {
+	case mapping:
+		for _, e := range n.entries {
+			if v := e.value.get("name"); v != nil {
+				p.add(v.at, "name is for a list of services: the key %s is the name, remove name", quote(e.key))
+			}
+			add(e.key, e.at, e.value)
+		}
+	case sequence:
+		for _, item := range n.items {
+			v := item.get("name")
+			if v == nil {
+				p.add(item.at, "a service in a list needs name: write - {name: db, image: REFERENCE}")
+				continue
+			}
+			if name, ok := p.text(v, "service name"); ok {
+				add(name, v.at, item)
+			}
+		}
+	default:
+		p.add(n.at, "services is a mapping of names, not %s: write services: {db: postgres:16}", describe(n))
+	}
+	return out
+}
+
+// serviceName accepts a DNS label.
+func serviceName(s string) error {
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && (c != '-' || i == 0 || i == len(s)-1) {
+			return errorText("it is a host name: use lower-case letters, digits and -")
+		}
+	}
+	if s == "" || len(s) > 63 {
+		return errorText("it is a host name: use 1 to 63 characters")
+	}
+	return nil
+}
+
+func (p *parser) identity(n *node) []string {
+	if n.kind == mapping {
+		if p.fields(n, tIdentity) == nil || n.get("audience") == nil {
+			return nil
+		}
+		n = n.get("audience")
+	}
+	if n.isNull() {
+		p.add(n.at, "identity needs an audience: write identity: [AUDIENCE]")
+		return nil
+	}
+	return p.texts(n, "audience", func(s string) error {
+		if s == "" || len(s) > 256 {
+			return errorText("use 1 to 256 bytes")
+		}
+		return nil
+	})
+}
+
+func (p *parser) outputs(n *node) []string {
+	if n.kind == mapping {
+		p.add(n.at, "outputs is a list of names, not a mapping: write outputs: [NAME]; a step sets it by writing NAME=value to $FORGECI_OUTPUT")
+		return nil
+	}
+	if n.isNull() {
+		return nil
+	}
+	out := p.texts(n, "output", Name)
+	slices.Sort(out)
+	return out
+}
+
+// retry reads the one grammar of SPEC decision 1.
+func (p *parser) retry(n *node) *ci.RetryPolicy {
+	if n.kind == scalar {
+		p.add(n.at, "retry needs its causes, found %s: write retry: {max: 2, on: [runner_lost]}", describe(n))
+		return nil
+	}
+	if p.fields(n, tRetry) == nil {
+		return nil
+	}
+	r := &ci.RetryPolicy{Line: n.at.line}
+	if v := n.get("max"); v != nil {
+		r.Max = p.integer(v, "max", 0, maxRetry)
+	}
+	if v := n.get("on"); v != nil {
+		causes := p.many(v)
+		if len(causes) == 0 {
+			p.add(v.at, "on names no cause: use runner_lost, runner_shutdown, prepare, timeout or {exit: [75]}")
+		}
+		for _, item := range causes {
+			p.cause(r, item)
+		}
+	}
+	return r
+}
+
+func (p *parser) cause(r *ci.RetryPolicy, n *node) {
+	if n.kind == mapping {
+		if p.fields(n, tExit) == nil || n.get("exit") == nil {
+			return
+		}
+		for _, item := range p.many(n.get("exit")) {
+			code := p.integer(item, "exit", 1, 255)
+			if !slices.Contains(r.Exit, code) {
+				r.Exit = append(r.Exit, code)
+			}
+		}
+		return
+	}
+	if n.kind == scalar && n.plain {
+		if _, err := strconv.Atoi(n.text); err == nil {
+			p.add(n.at, "cause %s is an exit code: write {exit: [%s]}", quote(n.text), n.text)
+			return
+		}
+	}
+	word := p.oneOf(n, "cause", "runner_lost", "runner_shutdown", "prepare", "timeout")
+	if reason := ci.Reason(word); word != "" && !slices.Contains(r.On, reason) {
+		r.On = append(r.On, reason)
+	}
+}
+
+func (p *parser) cache(n *node) (ci.Cache, bool) {
+	c := ci.Cache{Version: "1"}
+	if p.fields(n, tCache) == nil {
+		return c, false
+	}
+	if v := n.get("kind"); v != nil {
+		c.Kind = p.oneOf(v, "kind", "dependencies", "directory")
+	}
+	if v := n.get("version"); v != nil {
+		c.Version = p.checked(v, "version", displayName)
+	}
+	if v := n.get("inputs"); v != nil {
+		c.Inputs = p.texts(v, "input pattern", inputPattern)
+	}
+	if v := n.get("paths"); v != nil {
+		if c.Paths = p.texts(v, "cache path", cachePath); len(c.Paths) == 0 {
+			p.add(v.at, "paths has no path: write the directories to keep")
+		}
+	}
+	if v := n.get("restore_prefix"); v != nil {
+		c.RestorePrefix = p.boolean(v, "restore_prefix")
+		if c.RestorePrefix && c.Kind == "directory" {
+			p.add(v.at, "restore_prefix is for kind: dependencies: results made from other inputs are never taken")
+		}
+	}
+	return c, true
+}
+
+func (p *parser) publishes(j *job, n *node) {
+	for _, item := range p.many(n) {
+		if p.fields(item, tPublish) == nil {
+			continue
+		}
+		var out publish
+		if v := item.get("name"); v != nil {
+			out.name = p.template(v, "artifact name", j.axes)
+		}
+		one, several := item.get("path"), item.get("paths")
+		switch {
+		case one == nil && several == nil:
+			p.add(item.at, "a published artifact needs path: write path: FILE")
+		case one != nil && several != nil:
+			p.add(several.at, "path and paths are the same: keep one")
+		default:
+			v := one
+			if v == nil {
+				v = several
+			}
+			if out.paths = p.texts(v, "path", pathPattern); len(out.paths) == 0 {
+				p.add(v.at, "the artifact has no path: write path: FILE")
+			}
+		}
+		if v := item.get("optional"); v != nil {
+			out.optional = p.boolean(v, "optional")
+		}
+		if v := item.get("retention"); v != nil {
+			out.retention = p.duration(v, "retention")
+		}
+		j.publish = append(j.publish, out)
+	}
+}
+
+func (p *parser) restores(j *job, n *node) {
+	for _, item := range p.many(n) {
+		if p.fields(item, tRestore) == nil {
+			continue
+		}
+		in := restore{path: "."}
+		if v := item.get("from_job"); v != nil {
+			in.from = p.template(v, "from_job", j.axes)
+		}
+		if v := item.get("name"); v != nil {
+			in.name = p.template(v, "artifact name", j.axes)
+		}
+		if v := item.get("path"); v != nil {
+			in.path = p.checked(v, "path", workspacePath)
+		}
+		j.restore = append(j.restore, in)
+	}
+}

@@ -1,0 +1,149 @@
+package workflow
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+func (p *parser) steps(n *node, j *job) []step {
+	if n.kind != sequence || len(n.items) == 0 {
+		p.add(n.at, "steps is a list of commands, not %s: write steps: [make]", emptyOr(n))
+		return nil
+	}
+	if len(n.items) > p.limits.Steps {
+		p.add(n.at, "%d steps in job %s: the limit is %d; put several commands into one step or into a script", len(n.items), quote(j.key), p.limits.Steps)
+		return nil
+	}
+	out := make([]step, 0, len(n.items))
+	for _, item := range n.items {
+		s := step{at: item.at, shell: j.shell, directory: j.directory}
+		if item.kind == mapping {
+			p.step(&s, item, j)
+		} else {
+			s.run = p.command(item)
+		}
+		if s.name.isZero() {
+			s.name = literal(item.at, titleOf(s.run))
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func emptyOr(n *node) string {
+	if n.kind == sequence {
+		return "an empty list"
+	}
+	return describe(n)
+}
+
+func (p *parser) step(s *step, n *node, j *job) {
+	p.fields(n, tStep)
+	if v := n.get("name"); v != nil {
+		s.name = p.template(v, "step name", j.axes)
+	}
+	if v := n.get("run"); v != nil {
+		s.run = p.command(v)
+	}
+	if v := n.get("shell"); v != nil {
+		s.shell = p.oneOf(v, "shell", "sh", "bash")
+	}
+	if v := n.get("env"); v != nil {
+		s.env = p.env(v, j.axes)
+	}
+	if v := n.get("working_directory"); v != nil {
+		s.directory = p.checked(v, "working_directory", workspacePath)
+	}
+	if v := n.get("timeout"); v != nil {
+		s.timeout = p.duration(v, "timeout")
+	}
+	if v := n.get("if"); v != nil {
+		s.condition = p.condition(v, true)
+	}
+	if v := n.get("continue_on_error"); v != nil {
+		s.continueOnError = p.boolean(v, "continue_on_error")
+	}
+	if v := n.get("secrets"); v != nil {
+		s.hasSecrets = true
+		if !v.isNull() {
+			s.secrets = p.texts(v, "secret", secretName)
+		}
+	}
+}
+
+// command reads a script: text, or a list of lines for one shell. Nothing is
+// ever interpolated into it (SPEC WF-7).
+func (p *parser) command(n *node) string {
+	var lines []string
+	for _, item := range p.many(n) {
+		if item.kind != scalar || item.isNull() {
+			p.add(item.at, "a command must be text, not %s: quote it if it holds \": \" or begins with - or {", describe(item))
+			return ""
+		}
+		if i := strings.Index(item.text, "${{"); i >= 0 {
+			p.add(item.at, "the script holds %s: untrusted text put into a script is run as commands, so nothing is interpolated there; set env: {NAME: ${{ … }}} and use \"$NAME\"", quote(cutLine(item.text[i:])))
+			return ""
+		}
+		if strings.ContainsRune(item.text, 0) {
+			p.add(item.at, "the script holds a NUL byte: no shell can run it")
+			return ""
+		}
+		lines = append(lines, item.text)
+	}
+	run := strings.Join(lines, "\n")
+	if strings.TrimSpace(run) == "" {
+		p.add(n.at, "the step has no command: write a command, or true to do nothing")
+		return ""
+	}
+	return strings.ReplaceAll(run, "\r\n", "\n")
+}
+
+func cutLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// titleOf names a step after the first line of its script.
+func titleOf(run string) string {
+	const most = 80
+	line := cutLine(strings.TrimSpace(run))
+	line = strings.TrimSpace(strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, line))
+	if utf8.RuneCountInString(line) <= most {
+		return line
+	}
+	return string([]rune(line)[:most-1]) + "…"
+}
+
+// spreadSecrets gives the job's secrets to its steps. Once a step names its
+// own, the job's list only declares and each step gets what it names.
+func (p *parser) spreadSecrets(j *job) {
+	named := slices.ContainsFunc(j.steps, func(s step) bool { return s.hasSecrets })
+	for i := range j.steps {
+		s := &j.steps[i]
+		if !named {
+			s.secrets = j.secrets
+		}
+		for _, name := range s.secrets {
+			if !slices.Contains(j.secrets, name) {
+				j.secrets = append(slices.Clone(j.secrets), name)
+			}
+		}
+	}
+	for i := range j.steps {
+		s := &j.steps[i]
+		if len(s.secrets) == 0 {
+			continue
+		}
+		for _, v := range slices.Concat(j.env, s.env) {
+			if redirectsPrograms(v.key) {
+				p.add(v.value.at, "variable %s may not be set for a step that gets secrets (%s): it can make another program see them", v.key, strings.Join(s.secrets, ", "))
+			}
+		}
+	}
+}
