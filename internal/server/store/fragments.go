@@ -23,8 +23,14 @@ func expand(text string) string {
 		"{{session}}", `s.id, s.org_id, s.runner_id, s.request_id, s.offer_id, s.slots, s.protocol, s.version, s.present,
   s.draining, s.opened_us, s.gone_us, r.name, r.status,
   (SELECT COUNT(*) FROM occupancy o WHERE o.runner_id = s.runner_id)`,
+		"{{log}}", `log.job_id, log.epoch, log.org_id, log.state, log.bytes, log.cut, log.gap, log.lines, log.extents, log.next_seq,
+  log.ahead_seq, log.streams, log.finals, log.archive_key, log.archive_size, log.index_size, log.index_digest, log.ended_us, log.sealed_us`,
+		"{{extent}}", `job_id, epoch, seq, last_seq, step, stream, off, length, discarded, at_us, newlines, first_nl, last_nl, digest,
+  segment, segment_off`,
 		"{{artifact}}", `id, org_id, run_id, job_id, epoch, name, blob_key, size, digest, files, bytes, state, created_us, expires_us`,
 		"{{artifact_a}}", `a.id, a.org_id, a.run_id, a.job_id, a.epoch, a.name, a.blob_key, a.size, a.digest, a.files, a.bytes,
   a.state, a.created_us, a.expires_us`,
+		"{{session_a}}", `a.id, a.org_id, a.run_id, a.job_id, a.epoch, a.name, a.blob_key, a.size, a.digest, a.files, a.bytes,
+  a.state, a.created_us, a.expires_us, a.request_id, a.request_digest, a.upload, a.part_size, a.trust`,
 	).Replace(text)
 }

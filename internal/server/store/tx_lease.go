@@ -316,36 +316,3 @@ func (t *Tx) DrainSession(ctx context.Context, id ci.SessionID) error {
 	_, err := t.exec(ctx, "SessionDrain", id)
 	return err
 }
-
-// SealedArtifacts returns the sealed generations of attempts.
-func (t *Tx) SealedArtifacts(ctx context.Context, ks []AttemptKey) ([]Artifact, error) {
-	m := make(map[string]any, len(ks))
-	for _, k := range ks {
-		m[string(k.Job)] = map[string]any{"e": k.Epoch}
-	}
-	return query(ctx, t, "ArtifactsSealedOf", scanArtifact, object(m))
-}
-
-// NewBinding binds a generation to a job of a run under a name.
-type NewBinding struct {
-	Run      ci.RunID
-	Job      ci.JobID
-	Name     string
-	Artifact string
-	Org      ci.OrgID
-}
-
-// InsertBindings makes artifact generations the outputs of their jobs.
-func (t *Tx) InsertBindings(ctx context.Context, bs []NewBinding, now int64) error {
-	m := make(map[string]any, len(bs))
-	for i, b := range bs {
-		m[itoa(i)] = map[string]any{"r": b.Run, "j": b.Job, "n": b.Name, "a": b.Artifact, "o": b.Org}
-	}
-	_, err := t.exec(ctx, "BindingsInsert", object(m), now)
-	return err
-}
-
-// BindingsOfRun returns the outputs of a run's jobs.
-func (t *Tx) BindingsOfRun(ctx context.Context, id ci.RunID) ([]Binding, error) {
-	return query(ctx, t, "BindingsOfRun", scanBinding, id)
-}

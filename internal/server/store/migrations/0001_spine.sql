@@ -320,7 +320,8 @@ CREATE TABLE audit (
 );
 CREATE INDEX audit_job ON audit (job_id, seq) WHERE job_id <> '';
 
--- Logs: bytes are in the blob store, rows index them.
+-- Logs: bytes are in the blob store, rows index them. One row per attempt that
+-- wrote something or has ended.
 CREATE TABLE log (
   job_id TEXT NOT NULL,
   epoch BIGINT NOT NULL,
@@ -328,49 +329,54 @@ CREATE TABLE log (
   state TEXT NOT NULL CHECK (state IN ('open', 'ended', 'sealed', 'expired')),
   bytes BIGINT NOT NULL DEFAULT 0,              -- stored
   cut BIGINT NOT NULL DEFAULT 0,                -- bytes discarded under limits
-  gap BIGINT NOT NULL DEFAULT 0,                -- bytes that never arrived
-  lines BIGINT NOT NULL DEFAULT 0,
+  gap BIGINT NOT NULL DEFAULT 0,                -- bytes that never arrived; known when sealed
+  lines BIGINT NOT NULL DEFAULT 0,              -- known when sealed
+  extents BIGINT NOT NULL DEFAULT 0 CHECK (extents >= 0), -- rows in log_extent
+  next_seq BIGINT NOT NULL DEFAULT 1,           -- every sequence number before it is stored
+  ahead_seq BIGINT NOT NULL DEFAULT 1,          -- behind the highest sequence number stored
+  streams TEXT NOT NULL DEFAULT '{}',           -- durable contiguous length by "step.stream"
+  finals TEXT NOT NULL DEFAULT '{}',            -- length the runner declared at the end, likewise
   archive_key TEXT NOT NULL DEFAULT '',
   archive_size BIGINT NOT NULL DEFAULT 0,
   index_size BIGINT NOT NULL DEFAULT 0,         -- of the index at the archive's end
+  index_digest TEXT NOT NULL DEFAULT '',        -- SHA-256 of the index, hex
   ended_us BIGINT NOT NULL DEFAULT 0,
   sealed_us BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (job_id, epoch)
 );
 CREATE INDEX log_unsealed ON log (ended_us) WHERE state = 'ended';
-
-CREATE TABLE log_stream (
-  job_id TEXT NOT NULL,
-  epoch BIGINT NOT NULL,
-  step BIGINT NOT NULL,
-  stream BIGINT NOT NULL,
-  committed BIGINT NOT NULL,                    -- contiguous length that is durable
-  final BIGINT NOT NULL DEFAULT -1,             -- length the runner declared at the end
-  PRIMARY KEY (job_id, epoch, step, stream)
-);
+CREATE INDEX log_unreleased ON log (sealed_us) WHERE state = 'sealed' AND extents > 0;
+CREATE INDEX log_kept ON log (sealed_us) WHERE state = 'sealed';
+CREATE INDEX log_expired ON log (job_id) WHERE state = 'expired' AND archive_key <> '';
 
 CREATE TABLE log_extent (
   job_id TEXT NOT NULL,
   epoch BIGINT NOT NULL,
   seq BIGINT NOT NULL,                          -- attempt-wide, of its first chunk
+  last_seq BIGINT NOT NULL,                     -- of its last chunk
   step BIGINT NOT NULL,
   stream BIGINT NOT NULL,
   off BIGINT NOT NULL,
   length BIGINT NOT NULL,
-  discarded BIGINT NOT NULL DEFAULT 0,
+  discarded BIGINT NOT NULL DEFAULT 0,          -- bytes dropped in this place; length is 0 then
   at_us BIGINT NOT NULL,
-  digest TEXT NOT NULL,
+  newlines BIGINT NOT NULL,
+  first_nl BIGINT NOT NULL,                     -- position of the first newline, -1 when there is none
+  last_nl BIGINT NOT NULL,
+  digest TEXT NOT NULL,                         -- SHA-256 of its bytes, unpadded base64
   segment TEXT NOT NULL,
   segment_off BIGINT NOT NULL,
   PRIMARY KEY (job_id, epoch, seq)
 );
-CREATE INDEX log_extent_segment ON log_extent (segment);
 
+-- Objects of group-committed log bytes, reference-counted by their extents.
 CREATE TABLE log_segment (
   key TEXT PRIMARY KEY,
   size BIGINT NOT NULL,
+  refs BIGINT NOT NULL CHECK (refs >= 0),
   created_us BIGINT NOT NULL
 );
+CREATE INDEX log_segment_free ON log_segment (created_us) WHERE refs = 0;
 
 -- Artifacts: a generation is a candidate of one attempt; a binding makes it the job's.
 CREATE TABLE artifact (
@@ -394,11 +400,14 @@ CREATE TABLE artifact (
   created_us BIGINT NOT NULL,
   sealed_us BIGINT NOT NULL DEFAULT 0,
   expires_us BIGINT NOT NULL DEFAULT 0,
+  purged_us BIGINT NOT NULL DEFAULT 0,          -- its bytes are known to be gone
   UNIQUE (job_id, epoch, name),
   UNIQUE (job_id, epoch, request_id)
 );
 CREATE INDEX artifact_run ON artifact (run_id);
-CREATE INDEX artifact_collect ON artifact (expires_us) WHERE state IN ('open', 'sealed');
+CREATE INDEX artifact_open ON artifact (id) WHERE state = 'open';
+CREATE INDEX artifact_sealed ON artifact (expires_us) WHERE state = 'sealed';
+CREATE INDEX artifact_unpurged ON artifact (id) WHERE state IN ('abandoned', 'expired') AND purged_us = 0;
 
 CREATE TABLE artifact_part (
   artifact_id TEXT NOT NULL REFERENCES artifact (id),

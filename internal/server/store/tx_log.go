@@ -1,0 +1,331 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+)
+
+// States of a log.
+const (
+	LogOpen    = "open"    // the attempt may append
+	LogEnded   = "ended"   // complete; its bytes are still in segments
+	LogSealed  = "sealed"  // its bytes are in its archive
+	LogExpired = "expired" // its bytes have been deleted
+)
+
+// Log is the index row of one attempt's log.
+type Log struct {
+	Job     ci.JobID
+	Epoch   int64
+	Org     ci.OrgID
+	State   string
+	Bytes   int64 // stored
+	Cut     int64 // discarded under limits
+	Gap     int64 // never arrived; known when sealed
+	Lines   int64 // known when sealed
+	Extents int64
+	// NextSeq is behind the last sequence number that is stored without a hole
+	// before it, AheadSeq behind the highest stored one.
+	NextSeq  int64
+	AheadSeq int64
+	// Streams holds the durable contiguous length of each stream, Finals the one
+	// that the runner declared at the end.
+	Streams     map[LogStream]int64
+	Finals      map[LogStream]int64
+	ArchiveKey  string
+	ArchiveSize int64
+	IndexSize   int64
+	IndexDigest string
+	EndedUS     int64
+	SealedUS    int64
+}
+
+// Key names the log's attempt.
+func (l Log) Key() AttemptKey { return AttemptKey{l.Job, l.Epoch} }
+
+// LogStream names one stream of an attempt. Its text is "step.stream".
+type LogStream struct {
+	Step   int
+	Stream protocol.Stream
+}
+
+// MarshalText writes "step.stream".
+func (s LogStream) MarshalText() ([]byte, error) {
+	return []byte(strconv.Itoa(s.Step) + "." + strconv.Itoa(int(s.Stream))), nil
+}
+
+// UnmarshalText reads what MarshalText writes.
+func (s *LogStream) UnmarshalText(b []byte) error {
+	for i := len(b) - 1; i > 0; i-- {
+		if b[i] != '.' {
+			continue
+		}
+		step, err := strconv.Atoi(string(b[:i]))
+		if err != nil {
+			return err
+		}
+		stream, err := strconv.ParseUint(string(b[i+1:]), 10, 8)
+		s.Step, s.Stream = step, protocol.Stream(stream)
+		return err
+	}
+	return strconv.ErrSyntax
+}
+
+func scanLog(r scanner, v *Log) error {
+	var streams, finals []byte
+	err := r.Scan(&v.Job, &v.Epoch, &v.Org, &v.State, &v.Bytes, &v.Cut, &v.Gap, &v.Lines, &v.Extents, &v.NextSeq, &v.AheadSeq,
+		&streams, &finals, &v.ArchiveKey, &v.ArchiveSize, &v.IndexSize, &v.IndexDigest, &v.EndedUS, &v.SealedUS)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(streams, &v.Streams); err != nil {
+		return err
+	}
+	return json.Unmarshal(finals, &v.Finals)
+}
+
+// LogExtent is a run of chunks of one stream with consecutive sequence numbers:
+// where its bytes are, or how many were discarded in its place.
+type LogExtent struct {
+	Job       ci.JobID
+	Epoch     int64
+	Seq       int64 // of its first chunk
+	LastSeq   int64
+	Stream    LogStream
+	Offset    int64 // in the stream
+	Length    int64
+	Discarded int64
+	AtMicros  int64
+	Newlines  int64
+	FirstNL   int64 // position of the first newline, -1 when there is none
+	LastNL    int64
+	Digest    string // SHA-256 of the bytes, unpadded base64
+	Segment   string
+	SegmentAt int64
+}
+
+func scanExtent(r scanner, v *LogExtent) error {
+	return r.Scan(&v.Job, &v.Epoch, &v.Seq, &v.LastSeq, &v.Stream.Step, &v.Stream.Stream, &v.Offset, &v.Length, &v.Discarded,
+		&v.AtMicros, &v.Newlines, &v.FirstNL, &v.LastNL, &v.Digest, &v.Segment, &v.SegmentAt)
+}
+
+// LockLogs locks and returns the logs of attempts, in order, making the rows of
+// those that have a lease and no log yet. At most one tuple per job.
+func (t *Tx) LockLogs(ctx context.Context, rs []ci.LeaseRef) ([]Log, error) {
+	set := refs(rs, nil)
+	logs, err := query(ctx, t, "LogsLock", scanLog, set)
+	if err != nil || len(logs) == len(rs) {
+		return logs, err
+	}
+	n, err := t.exec(ctx, "LogsOpen", set, 0)
+	if err != nil || n == 0 {
+		return logs, err
+	}
+	return query(ctx, t, "LogsLock", scanLog, set)
+}
+
+// CurrentLeases returns the jobs whose tuple is current.
+func (t *Tx) CurrentLeases(ctx context.Context, rs []ci.LeaseRef, now int64) (map[ci.JobID]bool, error) {
+	rows, err := query(ctx, t, "LeasesCurrent", scanString, refs(rs, nil), now)
+	out := make(map[ci.JobID]bool, len(rows))
+	for _, id := range rows {
+		out[ci.JobID(id)] = true
+	}
+	return out, err
+}
+
+// LogExtents returns up to limit extents of an attempt from a sequence number on.
+func (t *Tx) LogExtents(ctx context.Context, k AttemptKey, from int64, limit int) ([]LogExtent, error) {
+	return query(ctx, t, "LogExtentsFrom", scanExtent, k.Job, k.Epoch, from, limit)
+}
+
+// LogExtentsOver returns the extents that hold any of the sequence numbers
+// first to last.
+func (t *Tx) LogExtentsOver(ctx context.Context, k AttemptKey, first, last int64) ([]LogExtent, error) {
+	return query(ctx, t, "LogExtentsOver", scanExtent, k.Job, k.Epoch, first, last)
+}
+
+// AppendLogs stores extents of one segment and the rows of their locked logs, of
+// attempts whose lease is current; anything else is a defect of the caller.
+func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs []Log, es []LogExtent, segment string, size, now int64) error {
+	m := make(map[string]any, len(es))
+	held := int64(0)
+	for i, e := range es {
+		m[itoa(i)] = map[string]any{"j": e.Job, "e": e.Epoch, "q": e.Seq, "l": e.LastSeq, "s": e.Stream.Step, "t": e.Stream.Stream,
+			"o": e.Offset, "n": e.Length, "d": e.Discarded, "a": e.AtMicros, "nl": e.Newlines, "fn": e.FirstNL, "ln": e.LastNL,
+			"h": e.Digest, "p": e.SegmentAt}
+		held++
+	}
+	set := refs(rs, nil)
+	n, err := t.exec(ctx, "LogExtentsInsert", set, now, object(m), segment)
+	if err := changed(n, len(es), "log extents", err); err != nil {
+		return err
+	}
+	l := make(map[string]any, len(logs))
+	for _, g := range logs {
+		l[string(g.Job)] = map[string]any{"e": g.Epoch, "b": g.Bytes, "c": g.Cut, "x": g.Extents, "q": g.NextSeq,
+			"a": g.AheadSeq, "s": lengths(g.Streams)}
+	}
+	n, err = t.exec(ctx, "LogsAdvance", set, now, object(l))
+	if err := changed(n, len(logs), "logs", err); err != nil {
+		return err
+	}
+	_, err = t.exec(ctx, "LogSegmentInsert", segment, size, held, now)
+	return err
+}
+
+// lengths renders lengths of streams as JSON.
+func lengths(m map[LogStream]int64) string {
+	if len(m) == 0 {
+		return "{}"
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		panic("store: " + err.Error()) // only text and numbers go in
+	}
+	return string(b)
+}
+
+// LogEnd ends the log of an attempt.
+type LogEnd struct {
+	Job   ci.JobID
+	Epoch int64
+	Org   ci.OrgID
+	// Streams are the final lengths that the runner declared; nil when the
+	// attempt was lost.
+	Streams []protocol.StreamEnd
+}
+
+// EndLogs marks logs as complete, in the transaction that ends their attempts:
+// nothing is appended behind it. It may be repeated; the first end counts. What
+// was declared and is not stored becomes a gap when the log is sealed.
+func (t *Tx) EndLogs(ctx context.Context, ends []LogEnd, now int64) error {
+	m := make(map[string]any, len(ends))
+	for _, e := range ends {
+		finals := make(map[LogStream]int64, len(e.Streams))
+		for _, s := range e.Streams {
+			finals[LogStream{s.Step, s.Stream}] = s.Length
+		}
+		m[string(e.Job)+"."+itoa(int(e.Epoch))] = map[string]any{"j": e.Job, "e": e.Epoch, "o": e.Org, "f": lengths(finals)}
+	}
+	_, err := t.exec(ctx, "LogsEnd", object(m), now)
+	return err
+}
+
+// Log returns an organisation's log.
+func (t *Tx) Log(ctx context.Context, org ci.OrgID, k AttemptKey) (Log, bool, error) {
+	return one(ctx, t, "LogGet", scanLog, k.Job, k.Epoch, org)
+}
+
+// EndedLogs returns up to limit logs that ended at or before a time and are not
+// sealed, oldest first.
+func (t *Tx) EndedLogs(ctx context.Context, beforeUS int64, limit int) ([]Log, error) {
+	return query(ctx, t, "LogsEnded", scanLog, beforeUS, limit)
+}
+
+// SealLogs records the verified archives of ended logs and returns those that
+// were not sealed before: the archives of the others are nobody's.
+func (t *Tx) SealLogs(ctx context.Context, logs []Log, now int64) (map[AttemptKey]bool, error) {
+	m := make(map[string]any, len(logs))
+	for i, l := range logs {
+		m[itoa(i)] = map[string]any{"j": l.Job, "e": l.Epoch, "l": l.Lines, "g": l.Gap, "k": l.ArchiveKey, "s": l.ArchiveSize,
+			"i": l.IndexSize, "h": l.IndexDigest}
+	}
+	rows, err := query(ctx, t, "LogsSeal", scanAttemptKey, object(m), now)
+	out := make(map[AttemptKey]bool, len(rows))
+	for _, k := range rows {
+		out[k] = true
+	}
+	return out, err
+}
+
+// UnreleasedLogs returns sealed logs that still have extents.
+func (t *Tx) UnreleasedLogs(ctx context.Context, limit int) ([]AttemptKey, error) {
+	return query(ctx, t, "LogsUnreleased", scanAttemptKey, limit)
+}
+
+// ReleaseExtents drops up to limit extents of sealed logs and what they held of
+// their segments. It returns how many.
+func (t *Tx) ReleaseExtents(ctx context.Context, ks []AttemptKey, limit int) (int, error) {
+	type row struct {
+		key     AttemptKey
+		segment string
+	}
+	rows, err := query(ctx, t, "LogExtentsRelease", func(r scanner, v *row) error {
+		return r.Scan(&v.key.Job, &v.key.Epoch, &v.segment)
+	}, attemptKeys(ks), limit)
+	if err != nil || len(rows) == 0 {
+		return 0, err
+	}
+	logs, segments := map[AttemptKey]int64{}, map[string]int64{}
+	for _, r := range rows {
+		logs[r.key]++
+		segments[r.segment]++
+	}
+	m := make(map[string]any, len(logs))
+	for k, n := range logs {
+		m[string(k.Job)+"."+itoa(int(k.Epoch))] = map[string]any{"j": k.Job, "e": k.Epoch, "n": n}
+	}
+	n, err := t.exec(ctx, "LogsReleased", object(m))
+	if err := changed(n, len(logs), "logs", err); err != nil {
+		return 0, err
+	}
+	s := make(map[string]any, len(segments))
+	for k, n := range segments {
+		s[k] = map[string]any{"n": n}
+	}
+	n, err = t.exec(ctx, "LogSegmentsUnref", object(s))
+	return len(rows), changed(n, len(segments), "log segments", err)
+}
+
+// FreeSegments returns up to limit segments that nothing refers to and that are
+// older than a time. Nothing refers to one again: its extents came with it.
+func (t *Tx) FreeSegments(ctx context.Context, beforeUS int64, limit int) ([]string, error) {
+	return query(ctx, t, "LogSegmentsFree", scanString, beforeUS, limit)
+}
+
+// DeleteSegments forgets segments whose objects have been deleted.
+func (t *Tx) DeleteSegments(ctx context.Context, ks []string) error {
+	_, err := t.exec(ctx, "LogSegmentsDelete", keys(ks))
+	return err
+}
+
+// KnownSegments returns those of the keys that are segments.
+func (t *Tx) KnownSegments(ctx context.Context, ks []string) (map[string]bool, error) {
+	rows, err := query(ctx, t, "LogSegmentsKnown", scanString, keys(ks))
+	return set(rows), err
+}
+
+// KnownArchives returns the archives that the attempts' logs name.
+func (t *Tx) KnownArchives(ctx context.Context, ks []AttemptKey) (map[string]bool, error) {
+	rows, err := query(ctx, t, "LogArchivesKnown", scanString, attemptKeys(ks))
+	return set(rows), err
+}
+
+func set(rows []string) map[string]bool {
+	out := make(map[string]bool, len(rows))
+	for _, r := range rows {
+		out[r] = true
+	}
+	return out
+}
+
+// ExpireLogs marks up to limit logs sealed at or before a time as expired.
+func (t *Tx) ExpireLogs(ctx context.Context, beforeUS int64, limit int) (int64, error) {
+	return t.exec(ctx, "LogsExpire", beforeUS, limit)
+}
+
+// ExpiredLogs returns up to limit expired logs whose archive may still exist.
+func (t *Tx) ExpiredLogs(ctx context.Context, limit int) ([]Log, error) {
+	return query(ctx, t, "LogsExpired", scanLog, limit)
+}
+
+// ForgetArchive records that the archive of an expired log is gone.
+func (t *Tx) ForgetArchive(ctx context.Context, k AttemptKey) error {
+	_, err := t.exec(ctx, "LogForget", k.Job, k.Epoch)
+	return err
+}
