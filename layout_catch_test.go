@@ -42,7 +42,7 @@ func TestLayoutCatches(t *testing.T) {
 		{"a drawer", "internal/util/x.go", file("util", ""), "names: package is called util"},
 		{"a drawer in disguise", "internal/cli/x.go", file("common", ""), "names: package is called common"},
 		{"an init function", "internal/cli/x.go", file("cli", "func init() {}"), "init: has an init function"},
-		{"the helper's init function", "internal/runner/executor/aa/x.go", file("aa", "func init() {}"), ""},
+		{"the helper's init function", "internal/runner/executor/process/jobhelper/x.go", file("jobhelper", "func init() {}"), ""},
 		{"package state", "internal/cli/x.go", file("cli", "var cache = map[string]int{}"), "globals: has the package variable cache"},
 		{"package state without a value", "internal/cli/x.go", file("cli", "var cache []int"), "globals: has the package variable cache"},
 		{"an embedded file", "internal/cli/x.go", file("cli", "import _ \"embed\"\n//go:embed x\nvar x []byte"), ""},

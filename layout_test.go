@@ -142,7 +142,7 @@ func owners() []owner {
 // helperRoom is the one folder whose package may have an init function and
 // leave the process: the job helper must act before the rest of the binary
 // starts up, which costs a tenth of a full start.
-const helperRoom = "runner/executor"
+const helperRoom = "runner/executor/process/jobhelper"
 
 // bannedNames say nothing about what is in a package.
 func bannedNames() []string {
