@@ -1,0 +1,184 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+)
+
+// Time limits of reporting.
+const (
+	stopFlush   = 5 * time.Second // of the log when the runner is being stopped
+	vacateLimit = 5 * time.Minute // of telling that a lost attempt has ended
+)
+
+// report flushes the log and tells the server how the attempt ended. It repeats
+// until it is answered or the lease is lost.
+func (w *worker) report(lease, life, working context.Context, res result) {
+	if !w.evidence.Terminated {
+		w.log.Error("the runner stops although processes of the job may be left")
+		return
+	}
+	w.flush(lease, working)
+	if res.lost || lease.Err() != nil {
+		w.log.Warn("attempt abandoned", slog.Any("cause", context.Cause(lease)))
+		w.vacate(life, working)
+		return
+	}
+	if len(res.detail) > maxDetail {
+		res.detail = strings.ToValidUTF8(res.detail[:maxDetail], "")
+	}
+	err := w.tell(lease, life, res)
+	if ci.RejectOf(err) == ci.RejectCancelling && res.conclusion != ci.ConclusionCancelled {
+		// The job was cancelled before its result was in: only this is accepted.
+		res = ended(causeCancelled)
+		err = w.tell(lease, life, res)
+	} else if err != nil && !w.refused(err) && lease.Err() == nil && res.conclusion == ci.ConclusionSuccess {
+		// The server holds the lease for ours and will not have the success.
+		res = failed(ci.ReasonInternal, err)
+		err = w.tell(lease, life, res)
+	}
+	if err != nil {
+		w.log.Warn("result not accepted", slog.Any("error", err))
+		w.vacate(life, working)
+		return
+	}
+	w.log.Info("job ended", slog.String("conclusion", string(res.conclusion)), slog.String("reason", string(res.reason)),
+		slog.String("handed_over", string(res.handOver)), slog.Duration("after", time.Since(w.began)))
+	w.forget()
+}
+
+func (w *worker) refused(err error) bool {
+	_, refused := verdict(err)
+	return refused
+}
+
+// flush waits, for a bounded time, until the log has arrived. What has not is a
+// loss marker in the log, never a failed job (SPEC decision 7).
+func (w *worker) flush(lease, working context.Context) {
+	ctx, cancel := context.WithTimeout(lease, w.r.cfg.FlushTimeout)
+	defer cancel()
+	defer context.AfterFunc(working, func() {
+		t := time.AfterFunc(stopFlush, cancel)
+		context.AfterFunc(ctx, func() { t.Stop() })
+	})()
+	if !w.ship.flush(ctx) && lease.Err() == nil {
+		w.log.Warn("the end of the log did not arrive")
+	}
+}
+
+// tell completes the attempt or hands it over, under one request ID. When the
+// lease is over before an answer came, the same request is made once more: what
+// was committed is answered also then.
+func (w *worker) tell(lease, life context.Context, res result) error {
+	id := w.r.poller.ids.New(ci.PrefixRequest)
+	call := w.complete(id, res)
+	if res.handOver != "" {
+		call = w.giveBack(id, res)
+	}
+	err := insist(lease, callLimit, call)
+	if lease.Err() == nil {
+		return err
+	}
+	once, cancel := context.WithTimeout(life, settleLimit)
+	defer cancel()
+	if again := call(once); again == nil {
+		return nil
+	}
+	return err
+}
+
+func (w *worker) complete(id string, res result) func(context.Context) error {
+	in := protocol.Complete{
+		RequestID: id, Conclusion: res.conclusion, Reason: res.reason, Detail: res.detail, ExitCode: res.exitCode,
+		Evidence: w.evidence, SourceDigest: w.verified, Steps: w.endedSteps(), Streams: w.ship.ends(),
+		Duration: ci.Duration(max(time.Since(w.began), 0)),
+	}
+	if res.conclusion == ci.ConclusionSuccess {
+		in.Outputs, in.Artifacts = w.outputs, w.artifacts
+	}
+	return func(ctx context.Context) error {
+		_, err := w.r.server.call().Complete(ctx, w.lease, in)
+		return err
+	}
+}
+
+func (w *worker) giveBack(id string, res result) func(context.Context) error {
+	in := protocol.HandOver{
+		RequestID: id, Reason: res.handOver, Detail: res.detail, Evidence: w.evidence,
+		Steps: w.endedSteps(), Streams: w.ship.ends(),
+	}
+	return func(ctx context.Context) error { return w.r.server.call().HandOver(ctx, w.lease, in) }
+}
+
+// endedSteps returns the steps as they are in the end: what never began is skipped.
+func (w *worker) endedSteps() []protocol.StepUpdate {
+	out := append([]protocol.StepUpdate(nil), w.steps...)
+	for i := range out {
+		switch out[i].State {
+		case ci.StateFinished:
+		case ci.StateRunning:
+			out[i].State, out[i].Conclusion, out[i].Reason = ci.StateFinished, ci.ConclusionFailed, ci.ReasonInternal
+		default:
+			out[i].State, out[i].Conclusion = ci.StateFinished, ci.ConclusionSkipped
+		}
+	}
+	return out
+}
+
+// vacate tells the server that an attempt whose lease is gone has ended here, so
+// that its capacity is free again. What cannot be told now is told with the next
+// session.
+func (w *worker) vacate(life, working context.Context) {
+	ref := protocol.AttemptRef{Job: w.lease.Job, Epoch: w.lease.Epoch}
+	w.r.ended(ref)
+	ctx, cancel := context.WithTimeout(life, vacateLimit)
+	defer cancel()
+	defer context.AfterFunc(working, func() {
+		t := time.AfterFunc(settleLimit, cancel)
+		context.AfterFunc(ctx, func() { t.Stop() })
+	})()
+	err := insist(ctx, callLimit, func(ctx context.Context) error {
+		session := w.r.poller.session.Load()
+		if session == nil {
+			return errors.New("no session")
+		}
+		return w.r.server.call().Occupancy(ctx, protocol.Occupancy{
+			Session: session.Session, Terminated: []protocol.AttemptRef{ref},
+		})
+	})
+	if err != nil {
+		w.log.Warn("the end of the attempt could not be reported", slog.Any("error", err))
+		return
+	}
+	w.r.reported(ref)
+	w.forget()
+}
+
+// forget removes the durable record of an attempt whose end the server knows.
+func (w *worker) forget() {
+	if w.place == nil {
+		return
+	}
+	if err := w.place.room.Forget(); err != nil {
+		w.log.Warn("the attempt's record cannot be removed", slog.Any("error", err))
+	}
+}
+
+// leave removes the job's files.
+func (w *worker) leave(context.Context) {
+	if err := w.ship.spool.remove(); err != nil {
+		w.log.Warn("the log's spool cannot be removed", slog.Any("error", err))
+	}
+	if w.place == nil {
+		return
+	}
+	if err := w.place.room.Remove(); err != nil {
+		w.log.Warn("the workspace cannot be removed", slog.Any("error", err))
+	}
+}

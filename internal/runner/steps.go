@@ -1,0 +1,271 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/runner/executor"
+)
+
+// causeStep is the end of a step's own time limit.
+const causeStep cause = "the step's time limit is reached"
+
+// execute runs the steps. The phase is committed before the first of them.
+func (w *worker) execute(job context.Context) result {
+	t := w.ticket
+	needsFile, err := w.place.needsFile(t.Needs)
+	if err != nil {
+		return because(job, ci.ReasonPrepare, err)
+	}
+	w.changeable, w.fixed = jobEnvironment(t, w.place.work, needsFile)
+	news := &transitions{w: w}
+	if err := w.setPhase(job, protocol.SetPhase{
+		Phase: ci.PhaseExecuting, SourceDigest: w.verified, Steps: w.firstStep(),
+	}); err != nil {
+		return because(job, ci.ReasonPrepare, err)
+	}
+	defer news.end()
+
+	timed, cancel := context.WithTimeoutCause(job, w.timeout(), causeTimeout)
+	defer cancel()
+	ctx := timed
+	res := result{conclusion: ci.ConclusionSuccess}
+	sofar := stepState{}
+	for i := range t.Job.Steps {
+		if ctx.Err() != nil && ctx == timed && errors.Is(context.Cause(ctx), causeTimeout) {
+			// What must run in any case gets its own, short time.
+			after, cancel := context.WithTimeoutCause(job, w.afterTimeout(), causeTimeout)
+			defer cancel()
+			ctx = after
+			sofar.failed = true
+		}
+		up := &w.steps[i]
+		runs, err := false, error(nil)
+		if ctx.Err() == nil {
+			runs, err = sofar.runs(t.Job.Steps[i].If)
+		}
+		switch {
+		case err != nil:
+			up.State, up.Conclusion, up.Reason = ci.StateFinished, ci.ConclusionFailed, ci.ReasonConditionError
+			w.noteStep(i, fmt.Sprintf("condition: %v", err))
+		case !runs:
+			up.State, up.Conclusion, up.Reason = ci.StateFinished, ci.ConclusionSkipped, ci.ReasonCondition
+		default:
+			up.State = ci.StateRunning
+			news.add(job, w.steps[:i+1])
+			err = w.step(ctx, i, up)
+		}
+		sofar.add(*up, t.Job.Steps[i].ContinueOnError)
+		if bad := !up.Conclusion.Succeeded() && up.Conclusion != ci.ConclusionSkipped; bad &&
+			res.conclusion.Succeeded() && !t.Job.Steps[i].ContinueOnError {
+			res = w.decided(i, err)
+		}
+	}
+	if job.Err() != nil {
+		return ended(context.Cause(job))
+	}
+	if timed.Err() != nil && res.conclusion.Succeeded() && ctx != timed {
+		return ended(context.Cause(timed))
+	}
+	return res
+}
+
+// firstStep reports the first step as running along with the phase when nothing
+// can keep it from running, which saves a call.
+func (w *worker) firstStep() []protocol.StepUpdate {
+	if len(w.steps) == 0 || w.ticket.Job.Steps[0].If != "" {
+		return nil
+	}
+	w.steps[0].State = ci.StateRunning
+	return w.steps[:1:1]
+}
+
+// afterTimeout is how long steps that run in any case get after the job's time
+// limit: the server waits for the grace and a TTL before it ends the lease.
+func (w *worker) afterTimeout() time.Duration {
+	return max((w.held.ttl-w.ticket.Grace.Std())/2, w.held.ttl/4)
+}
+
+// decided makes the job's result of the step that decided it.
+func (w *worker) decided(i int, err error) result {
+	up := w.steps[i]
+	res := result{conclusion: up.Conclusion, reason: up.Reason, exitCode: up.ExitCode}
+	switch {
+	case up.Reason == ci.ReasonTimeout:
+		res.detail = fmt.Sprintf("step %d (%s): the time limit is reached", i+1, up.Name)
+	case err != nil:
+		res.detail = fmt.Sprintf("step %d (%s): %v", i+1, up.Name, err)
+	case up.Signal != "":
+		res.detail = fmt.Sprintf("step %d (%s) was ended by %s", i+1, up.Name, up.Signal)
+	case up.ExitCode != nil:
+		res.detail = fmt.Sprintf("step %d (%s) ended with exit code %d", i+1, up.Name, *up.ExitCode)
+	}
+	return res
+}
+
+// step runs one step and fills in how it ended. The error explains a failure
+// that is not the command's own.
+func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error {
+	spec := w.ticket.Job.Steps[i]
+	begin := time.Now()
+	stdout, stderr := w.ship.stream(i, protocol.Stdout), w.ship.stream(i, protocol.Stderr)
+	finish := func(c ci.Conclusion, reason ci.Reason) {
+		up.State, up.Conclusion, up.Reason = ci.StateFinished, c, reason
+		up.Duration = ci.Duration(max(time.Since(begin), 0))
+		_, _ = stdout.Close(), stderr.Close()
+	}
+	explain := func(c ci.Conclusion, reason ci.Reason, err error) error {
+		w.noteStep(i, err.Error())
+		finish(c, reason)
+		return err
+	}
+	dir := filepath.Join(w.place.work, filepath.FromSlash(spec.WorkingDirectory))
+	if spec.WorkingDirectory != "" {
+		if !filepath.IsLocal(filepath.FromSlash(spec.WorkingDirectory)) {
+			return explain(ci.ConclusionFailed, ci.ReasonExit, fmt.Errorf("working_directory %q leaves the workspace", spec.WorkingDirectory))
+		}
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			return explain(ci.ConclusionFailed, ci.ReasonExit, fmt.Errorf("working_directory %q is not a directory", spec.WorkingDirectory))
+		}
+	}
+	output, err := w.place.outputFile(i)
+	if err != nil {
+		return explain(ci.ConclusionFailed, ci.ReasonInternal, err)
+	}
+	if d := spec.Timeout.Std(); d > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, d, causeStep)
+		defer cancel()
+	}
+	got, err := w.box.Run(ctx, executor.Step{
+		Index: i, Script: spec.Run, Shell: spec.Shell, Dir: dir, Stdout: stdout, Stderr: stderr,
+		Env: stepEnvironment(w.changeable, w.fixed, w.ticket, i, output),
+	})
+	why := context.Cause(ctx)
+	if err != nil && why == nil {
+		return explain(ci.ConclusionFailed, ci.ReasonInternal, fmt.Errorf("the sandbox failed: %w", err))
+	}
+	if err == nil {
+		up.ExitCode, up.Signal = &got.ExitCode, got.Signal
+	}
+	if got.Leaked {
+		w.noteStep(i, "a background process still holds the output; it is ended with the job")
+	}
+	values, outputErr := w.readOutput(i)
+	switch {
+	case errors.Is(why, causeStep), errors.Is(why, causeTimeout):
+		w.noteStep(i, why.Error())
+		finish(ci.ConclusionTimedOut, ci.ReasonTimeout)
+	case errors.Is(why, causeCancelled):
+		finish(ci.ConclusionCancelled, ci.ReasonCancelled)
+	case why != nil:
+		finish(ci.ConclusionCancelled, ci.ReasonRunnerShutdown)
+	case got.ExitCode != 0:
+		if outputErr != nil {
+			w.noteStep(i, outputErr.Error())
+		}
+		finish(ci.ConclusionFailed, ci.ReasonExit)
+	case outputErr != nil:
+		return explain(ci.ConclusionFailed, ci.ReasonOutputInvalid, outputErr)
+	default:
+		finish(ci.ConclusionSuccess, ci.ReasonNone)
+	}
+	for _, name := range sortedKeys(values) {
+		w.outputs[name] = values[name]
+	}
+	return nil
+}
+
+// readOutput reads what the step wrote to its output file, as far as the job
+// declares it.
+func (w *worker) readOutput(i int) (map[string]string, error) {
+	file, err := w.place.takeOutput(i)
+	if err != nil {
+		return nil, err
+	}
+	values, err := parseOutput(file)
+	if err != nil {
+		return nil, err
+	}
+	declared := map[string]bool{}
+	for _, name := range w.ticket.Job.Outputs {
+		declared[name] = true
+	}
+	for _, name := range sortedKeys(values) {
+		if !declared[name] {
+			delete(values, name)
+			w.noteStep(i, fmt.Sprintf("output %s is not declared in the job's outputs: dropped", name))
+		}
+	}
+	return values, nil
+}
+
+// noteStep writes a line of the runner's own into the step's log.
+func (w *worker) noteStep(i int, text string) {
+	w.mention(i).line("forgeci: " + text)
+}
+
+// mention returns the stream of the runner's lines about a step.
+func (w *worker) mention(i int) *logStream {
+	for len(w.notes) <= i {
+		w.notes = append(w.notes, nil)
+	}
+	if w.notes[i] == nil {
+		w.notes[i] = w.ship.stream(i, protocol.System)
+	}
+	return w.notes[i]
+}
+
+// transitions reports steps while the next is running already; what it does not
+// get across goes with the completion.
+type transitions struct {
+	w    *worker
+	next chan []protocol.StepUpdate
+	stop context.CancelFunc
+	done sync.WaitGroup
+	from int // steps before it are reported as finished
+}
+
+// add reports the state of the steps up to the one that begins.
+func (n *transitions) add(ctx context.Context, steps []protocol.StepUpdate) {
+	if len(steps) == 1 && n.w.ticket.Job.Steps[0].If == "" {
+		return // went with the phase
+	}
+	if n.next == nil {
+		n.next = make(chan []protocol.StepUpdate, 1)
+		ctx, n.stop = context.WithCancel(ctx)
+		n.done.Go(func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case batch := <-n.next:
+					_ = n.w.setPhase(ctx, protocol.SetPhase{Steps: batch})
+				}
+			}
+		})
+	}
+	batch := append([]protocol.StepUpdate(nil), steps[n.from:]...)
+	n.from = len(steps) - 1
+	select {
+	case waiting := <-n.next:
+		batch = append(waiting[:len(waiting)-1:len(waiting)-1], batch...)
+	default:
+	}
+	n.next <- batch
+}
+
+// end stops reporting.
+func (n *transitions) end() {
+	if n.next != nil {
+		n.stop()
+		n.done.Wait()
+	}
+}
