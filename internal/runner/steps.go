@@ -90,7 +90,7 @@ func (w *worker) firstStep() []protocol.StepUpdate {
 // afterTimeout is how long steps that run in any case get after the job's time
 // limit: the server waits for the grace and a TTL before it ends the lease.
 func (w *worker) afterTimeout() time.Duration {
-	return max((w.held.ttl-w.ticket.Grace.Std())/2, w.held.ttl/4)
+	return max((w.held.ttl-w.grace())/2, w.held.ttl/4)
 }
 
 // decided makes the job's result of the step that decided it.

@@ -34,7 +34,8 @@ type worker struct {
 	// notes are the runner's own lines about each step, made when needed.
 	notes []*logStream
 
-	place *place
+	place    *place
+	transfer *transfer
 	// changeable and fixed are the environment of all steps.
 	changeable, fixed []ci.KeyValue
 	box               executor.Sandbox
@@ -215,6 +216,13 @@ func (w *worker) timeout() time.Duration {
 		return d
 	}
 	return ci.DefaultJobTimeout.Std()
+}
+
+func (w *worker) grace() time.Duration {
+	if d := w.ticket.Grace.Std(); d > 0 {
+		return d
+	}
+	return ci.DefaultGrace
 }
 
 // admit decides for itself whether this runner runs the job (SPEC EX-9), and

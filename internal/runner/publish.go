@@ -1,0 +1,428 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"forgeci/internal/archive"
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+)
+
+// Sending of parts.
+const (
+	partsAtOnce = 3
+	maxParts    = 10_000
+)
+
+// errOutputMissing marks a required output that matched nothing.
+var errOutputMissing = ci.Errorf(ci.ErrNotFound, "nothing was produced")
+
+// frozen is a declared output, archived in a file of the runner's own: what
+// happens in the workspace later changes nothing.
+type frozen struct {
+	file string
+	archive.Packed
+	leftOut int // dot-files that a glob did not name
+}
+
+// freeze archives what the patterns name (SPEC AR-1). It returns nil when they
+// name nothing. The archive has one top-level entry: the file itself when one
+// path names one file, else the directory that all patterns share.
+func (t *transfer) freeze(ctx context.Context, patterns []string, work string) (_ *frozen, err error) {
+	root, err := os.OpenRoot(work)
+	if err != nil {
+		return nil, ci.Errorf(ci.ErrUnavailable, "the workspace cannot be read").WithCause(err)
+	}
+	defer root.Close()
+	sel := &selection{root: root, entries: map[string]archive.Entry{}}
+	for _, p := range patterns {
+		if err := sel.add(ctx, p, len(patterns) == 1); err != nil {
+			return nil, err
+		}
+	}
+	if sel.files == 0 {
+		return nil, nil
+	}
+	base, entries := sel.arrange(filepath.Base(work))
+	from, err := openBelow(root, work, base)
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close()
+	f, err := os.CreateTemp(t.dir, "artifact-*")
+	if err != nil {
+		return nil, diskError(err)
+	}
+	defer func() {
+		err = errors.Join(err, f.Close())
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	packed, err := archive.Pack(ctx, f, from, entries, archive.ArtifactLimits(), 0)
+	if err != nil {
+		return nil, err
+	}
+	return &frozen{file: f.Name(), Packed: packed, leftOut: sel.leftOut}, nil
+}
+
+// openBelow opens the directory that holds the archive's one top-level entry:
+// the parent of the directory base of the workspace.
+func openBelow(root *os.Root, work, base string) (*os.Root, error) {
+	var (
+		from *os.Root
+		err  error
+	)
+	switch base {
+	case "":
+		from, err = os.OpenRoot(filepath.Dir(work))
+	case ".":
+		from, err = os.OpenRoot(work)
+	default:
+		from, err = root.OpenRoot(base)
+	}
+	if err != nil {
+		return nil, ci.Errorf(ci.ErrUnsafe, "directory %s of the workspace cannot be read", quote(base)).WithCause(err)
+	}
+	return from, nil
+}
+
+// selection gathers the entries that patterns name; their paths are relative to
+// the workspace.
+type selection struct {
+	root    *os.Root
+	entries map[string]archive.Entry
+	bases   []string // the directory that each pattern's matches lie in
+	single  string   // the one file that the one pattern names
+	files   int
+	leftOut int
+}
+
+func (s *selection) add(ctx context.Context, pattern string, only bool) error {
+	clean := path.Clean(pattern)
+	if pattern == "" || !filepath.IsLocal(filepath.FromSlash(clean)) || strings.ContainsRune(pattern, 0) {
+		return ci.Errorf(ci.ErrUnsafe, "path %s leaves the workspace", quote(pattern))
+	}
+	if !strings.ContainsAny(clean, `*?[{\`) {
+		return s.addPath(ctx, clean, only)
+	}
+	if !doublestar.ValidatePattern(clean) {
+		return ci.Errorf(ci.ErrInvalid, "path %s is not a glob", quote(pattern))
+	}
+	return s.addGlob(ctx, clean)
+}
+
+// addPath takes a file, or a directory with everything in it, dot-files too.
+func (s *selection) addPath(ctx context.Context, name string, only bool) error {
+	if name == "." {
+		s.bases = append(s.bases, ".")
+		return s.walk(ctx, "", nil)
+	}
+	found, err := archive.Scan(ctx, s.root, []string{name}, 1)
+	if err != nil {
+		return err
+	}
+	if err := found.Err(); err != nil {
+		return err
+	}
+	for _, e := range found.Entries {
+		switch {
+		case e.Type == archive.Dir:
+			s.bases = append(s.bases, name)
+			s.take(e)
+			return s.walk(ctx, name, nil)
+		case e.Type == archive.Symlink && only:
+			return ci.Errorf(ci.ErrUnsafe, "%s is a symbolic link: name what it points to", quote(name))
+		case only:
+			s.single = name
+		}
+		s.bases = append(s.bases, path.Dir(name))
+		s.take(e)
+	}
+	return nil
+}
+
+// addGlob takes what the glob matches, directories with what is in them. Names
+// that begin with a dot are matched only by a part that begins with a dot, and
+// counted when they are left out.
+func (s *selection) addGlob(ctx context.Context, glob string) error {
+	base, rest := doublestar.SplitPattern(glob)
+	parts := strings.Split(rest, "/")
+	depth := len(parts)
+	if slices.Contains(parts, "**") {
+		depth = 1 << 20
+	}
+	s.bases = append(s.bases, base)
+	prefix := ""
+	if base != "." {
+		prefix = base + "/"
+	}
+	return s.walk(ctx, strings.TrimSuffix(prefix, "/"), func(p string, dir bool) verdictOfGlob {
+		names := strings.Split(strings.TrimPrefix(p, prefix), "/")
+		matched, towards := false, false
+		for i := 1; i <= len(names) && !matched; i++ {
+			matched = doublestar.MatchUnvalidated(rest, strings.Join(names[:i], "/"))
+		}
+		if !matched && dir {
+			towards = len(names) < depth && (depth == 1<<20 ||
+				doublestar.MatchUnvalidated(strings.Join(parts[:len(names)], "/"), strings.Join(names, "/")))
+		}
+		if !matched && !towards {
+			return passOver
+		}
+		for _, name := range names {
+			if strings.HasPrefix(name, ".") && !slices.ContainsFunc(parts, func(part string) bool {
+				return strings.HasPrefix(part, ".") && doublestar.MatchUnvalidated(part, name)
+			}) {
+				return leaveOut
+			}
+		}
+		if !matched {
+			return lookInside
+		}
+		return takeIt
+	})
+}
+
+// verdictOfGlob is what a glob says of one path.
+type verdictOfGlob int
+
+const (
+	passOver   verdictOfGlob = iota
+	leaveOut                 // matched but for a dot
+	lookInside               // a directory that may hold matches
+	takeIt
+)
+
+// walk takes what lies below a directory, as far as judge, if any, lets it.
+func (s *selection) walk(ctx context.Context, dir string, judge func(p string, dir bool) verdictOfGlob) error {
+	taken := map[string]bool{}
+	found, err := archive.Walk(ctx, s.root, dir, func(p string, isDir bool) bool {
+		if judge == nil {
+			return false
+		}
+		v := judge(p, isDir)
+		if v == leaveOut {
+			s.leftOut++
+		}
+		taken[p] = v == takeIt
+		return v == passOver || v == leaveOut
+	})
+	if err != nil {
+		return err
+	}
+	if err := found.Err(); err != nil {
+		return err
+	}
+	for _, e := range found.Entries {
+		if judge == nil || taken[e.Path] {
+			s.take(e)
+		}
+	}
+	return nil
+}
+
+func (s *selection) take(e archive.Entry) {
+	if _, ok := s.entries[e.Path]; ok {
+		return
+	}
+	s.entries[e.Path] = e
+	if e.Type != archive.Dir {
+		s.files++
+	}
+}
+
+// arrange returns the directory to archive from, relative to the workspace ("."
+// for itself, "" for its parent), and the entries relative to that, sorted.
+func (s *selection) arrange(workName string) (string, []archive.Entry) {
+	strip, prefix := "", ""
+	base := "."
+	if s.single != "" {
+		base = path.Dir(s.single)
+		if base != "." {
+			strip = base + "/"
+		}
+	} else if shared := sharedDir(s.bases); shared == "." {
+		base, prefix = "", workName+"/"
+	} else if base = path.Dir(shared); base != "." {
+		strip = base + "/"
+	}
+	entries := make([]archive.Entry, 0, len(s.entries))
+	for _, e := range s.entries {
+		e.Path = prefix + strings.TrimPrefix(e.Path, strip)
+		entries = append(entries, e)
+	}
+	slices.SortFunc(entries, func(a, b archive.Entry) int { return strings.Compare(a.Path, b.Path) })
+	return base, entries
+}
+
+// sharedDir returns the deepest directory that holds all of them.
+func sharedDir(dirs []string) string {
+	shared := strings.Split(dirs[0], "/")
+	for _, d := range dirs[1:] {
+		parts := strings.Split(d, "/")
+		n := 0
+		for n < len(shared) && n < len(parts) && shared[n] == parts[n] {
+			n++
+		}
+		shared = shared[:n]
+	}
+	if len(shared) == 0 || dirs[0] == "." {
+		return "."
+	}
+	return strings.Join(shared, "/")
+}
+
+// publish freezes and uploads one declared output and returns the sealed
+// generation's ID, "" when an optional output is not there.
+func (w *worker) publish(ctx context.Context, out ci.ArtifactPublish) (string, error) {
+	froze, err := w.transfer.freeze(ctx, out.Paths, w.place.work)
+	if err != nil {
+		return "", err
+	}
+	if froze == nil {
+		if out.Optional {
+			w.system.line(fmt.Sprintf("artifact %s: nothing matches %s", out.Name, strings.Join(out.Paths, ", ")))
+			return "", nil
+		}
+		return "", errors.Join(ci.Errorf(ci.ErrNotFound, "nothing matches %s", strings.Join(out.Paths, ", ")), errOutputMissing)
+	}
+	defer os.Remove(froze.file)
+	if froze.leftOut > 0 {
+		w.system.line(fmt.Sprintf("artifact %s: %d names that begin with a dot were left out; name them in a path to include them",
+			out.Name, froze.leftOut))
+	}
+	id, err := w.transfer.upload(ctx, w.r.poller.ids.New(ci.PrefixRequest), out.Name, froze)
+	if verdictErr := err; verdictErr != nil {
+		if why, refused := verdict(verdictErr); refused {
+			w.act(why)
+		}
+		return "", err
+	}
+	w.system.line(fmt.Sprintf("artifact %s: %d files, %d bytes", out.Name, froze.Files, froze.Bytes))
+	return id, nil
+}
+
+// upload sends a frozen output in parts and has it sealed. Parts are repeated
+// one by one; what the store holds already is not sent again.
+func (t *transfer) upload(ctx context.Context, request, name string, froze *frozen) (string, error) {
+	var session protocol.ArtifactSession
+	err := insist(ctx, callLimit, func(ctx context.Context) (err error) {
+		session, err = t.server.call().NewArtifact(ctx, t.lease, protocol.NewArtifact{
+			RequestID: request, Name: name, Size: froze.Size, Digest: "sha256:" + hex.EncodeToString(froze.SHA256[:]),
+			Files: froze.Files, Bytes: froze.Bytes,
+		})
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("open the upload: %w", err)
+	}
+	if session.Sealed {
+		return session.ID, nil
+	}
+	parts, err := t.sendParts(ctx, session, froze)
+	if err != nil {
+		return "", fmt.Errorf("upload: %w", err)
+	}
+	err = insist(ctx, 2*sendLimit, func(ctx context.Context) error {
+		return t.server.call().SealArtifact(ctx, t.lease, session.ID, protocol.SealArtifact{Parts: parts})
+	})
+	if err != nil {
+		return "", fmt.Errorf("seal: %w", err)
+	}
+	return session.ID, nil
+}
+
+func (t *transfer) sendParts(ctx context.Context, session protocol.ArtifactSession, froze *frozen) ([]protocol.ArtifactPart, error) {
+	if session.PartSize <= 0 || (froze.Size+session.PartSize-1)/session.PartSize > maxParts {
+		return nil, ci.Errorf(ci.ErrIncompatible, "parts of %d bytes for %d bytes", session.PartSize, froze.Size)
+	}
+	f, err := os.Open(froze.file)
+	if err != nil {
+		return nil, diskError(err)
+	}
+	defer f.Close()
+	stored := map[int]protocol.ArtifactPart{}
+	for _, p := range session.Stored {
+		stored[p.Number] = p
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	parts := make([]protocol.ArtifactPart, (froze.Size+session.PartSize-1)/session.PartSize)
+	next := make(chan int)
+	var senders sync.WaitGroup
+	for range min(partsAtOnce, len(parts)) {
+		senders.Go(func() {
+			for i := range next {
+				at := int64(i) * session.PartSize
+				body := io.NewSectionReader(f, at, min(session.PartSize, froze.Size-at))
+				p, err := t.sendPart(ctx, session.ID, i+1, body, stored[i+1])
+				if err != nil {
+					cancel(err)
+					continue
+				}
+				parts[i] = p
+			}
+		})
+	}
+	for i := range parts {
+		next <- i
+	}
+	close(next)
+	senders.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	return parts, nil
+}
+
+// sendPart sends one part until the store has it. An address is asked for anew
+// for every try, since it lives for minutes only.
+func (t *transfer) sendPart(ctx context.Context, id string, number int, body *io.SectionReader, stored protocol.ArtifactPart) (protocol.ArtifactPart, error) {
+	sum := sha256.New()
+	if _, err := io.Copy(sum, body); err != nil {
+		return protocol.ArtifactPart{}, diskError(err)
+	}
+	part := protocol.ArtifactPart{Number: number, Size: body.Size(), Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil))}
+	if stored.Digest == part.Digest && stored.Size == part.Size {
+		return stored, nil
+	}
+	var wait backoff
+	for tries := 1; ; tries++ {
+		if ctx.Err() != nil {
+			return part, context.Cause(ctx)
+		}
+		signed, err := t.server.call().SignParts(ctx, t.lease, id, protocol.SignParts{Parts: []protocol.ArtifactPart{part}})
+		sent := false
+		if err == nil {
+			if _, err = body.Seek(0, io.SeekStart); err != nil {
+				return part, diskError(err)
+			}
+			sent = true
+			part.ETag, err = t.server.call().Upload(ctx, signed.URLs[0], body, body.Size())
+		}
+		if err == nil {
+			return part, nil
+		}
+		// The store's refusals may be those of an address that has just expired.
+		if !transient(err) && (!sent || tries >= fetchTries) {
+			return part, fmt.Errorf("part %d: %w", number, err)
+		}
+		if stopped := pause(ctx, wait.delay(err)); stopped != nil {
+			return part, stopped
+		}
+	}
+}
