@@ -145,10 +145,12 @@ func (r *Runner) Stop() {
 func (r *Runner) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, r.Stop)()
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
 	polling, drained := context.WithCancel(life)
+	defer drained()
 	working, stopped := context.WithCancelCause(life)
+	defer stopped(nil)
 	if err := r.sweep(life); err != nil {
-		end()
 		return err
 	}
 	var always, jobs sync.WaitGroup
