@@ -23,10 +23,10 @@ demo: build ## start a server and a runner, run a workflow of two jobs, stop
 	@./scripts/demo.sh
 
 test: deps ## run every test; PKG=./internal/x/... narrows it
-	@$(TESTRUN) -require "$(if $(filter ./...,$(PKG)),$(REQUIRE))" -timeout 15m $(PKG)
+	@$(TESTRUN) -require "$(if $(filter ./...,$(PKG)),$(REQUIRE))" -- -timeout 15m $(PKG)
 
 race: deps ## run every test under the race detector (needs a C compiler)
-	@CGO_ENABLED=1 $(TESTRUN) -race -timeout 30m $(PKG)
+	@CGO_ENABLED=1 $(TESTRUN) -- -race -timeout 30m $(PKG)
 
 lint: ## check formatting, vet and the linters of .golangci.yml
 	$(TOOL) golangci-lint run ./...
@@ -40,7 +40,7 @@ fmt: ## format the code
 	$(TOOL) gofumpt -w .
 
 cases: deps ## print each case of the case list with its tests and their results
-	@$(TESTRUN) -cases internal/testkit/cases.txt -areas "$(AREAS)" -timeout 15m ./...
+	@$(TESTRUN) -cases internal/testkit/cases.txt -areas "$(AREAS)" -- -timeout 15m ./...
 
 bench: ## run the Go benchmarks; BENCH=Claim narrows them
 	$(GO) test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem $(PKG)

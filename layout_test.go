@@ -389,7 +389,8 @@ func checkDeclarations(f goFile) []finding {
 func skippers() []string { return []string{"Skip", "Skipf", "SkipNow", "Short"} }
 
 // isConstant reports whether a package variable cannot be meant to change: an
-// embedded file, or a function that computes its value once.
+// embedded file, a function that computes its value once, or an error of the
+// package's own that errors.New made.
 func isConstant(d *ast.GenDecl, v *ast.ValueSpec) bool {
 	for _, doc := range []*ast.CommentGroup{d.Doc, v.Doc} {
 		if doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") }) {
@@ -402,7 +403,12 @@ func isConstant(d *ast.GenDecl, v *ast.ValueSpec) bool {
 			return true
 		}
 		s, ok := call.Fun.(*ast.SelectorExpr)
-		return !ok || !slices.Contains([]string{"OnceValue", "OnceValues", "OnceFunc"}, s.Sel.Name)
+		if !ok {
+			return true
+		}
+		from, ok := s.X.(*ast.Ident)
+		return !ok || !slices.Contains([]string{"sync.OnceValue", "sync.OnceValues", "sync.OnceFunc", "errors.New"}, from.Name+"."+s.Sel.Name) ||
+			from.Name == "errors" && v.Names[0].IsExported()
 	})
 }
 

@@ -1,7 +1,7 @@
 // Command testrun runs the project's tests and says plainly what happened.
 //
-//	testrun [-require NAMES] [go test arguments]   counts per package, failures in full
-//	testrun -cases FILE [-areas AREAS] [go test arguments]   case by case
+//	testrun [-require NAMES] -- [go test arguments]   counts per package, failures in full
+//	testrun -cases FILE [-areas AREAS] -- [go test arguments]   case by case
 //
 // It ends with an error when a test failed or was skipped, when none ran, or
 // when the tests did not talk to a program that -require names: a green run
