@@ -20,6 +20,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forgeci/internal/archive"
@@ -58,6 +59,9 @@ type controlPlane struct {
 	release  chan struct{}
 	limit    int64
 	partSize int64
+	askDrain bool
+	hidden   *protocol.Ticket // granted by a test, not taken from the queue
+	polling  string           // request ID of the latest poll that is held
 }
 
 // fakeJob is one attempt as the server knows it.
@@ -291,14 +295,11 @@ func (s *controlPlane) doClaim(_ http.ResponseWriter, r *http.Request) (any, err
 		if len(s.queue) > 0 && !s.drained {
 			t := s.queue[0]
 			s.queue = s.queue[1:]
-			t.Lease.Runner, t.Lease.Session = "rnr_1", in.Session
-			j := s.jobs[t.Lease.Job]
-			j.lease, j.leased, j.expires = t.Lease, true, time.Now().Add(s.ttl)
-			j.phases = append(j.phases, ci.PhaseClaimed)
-			s.byClaim[in.RequestID] = t
+			s.lend(t, in.RequestID)
 			s.mu.Unlock()
 			return t, nil
 		}
+		s.polling = in.RequestID
 		wake := s.wake
 		s.mu.Unlock()
 		select {
@@ -309,6 +310,27 @@ func (s *controlPlane) doClaim(_ http.ResponseWriter, r *http.Request) (any, err
 			return nil, nil
 		}
 	}
+}
+
+func (s *controlPlane) lend(t *protocol.Ticket, request string) {
+	t.Lease.Runner, t.Lease.Session = "rnr_1", s.current
+	j := s.jobs[t.Lease.Job]
+	j.lease, j.leased, j.expires = t.Lease, true, time.Now().Add(s.ttl)
+	j.phases = append(j.phases, ci.PhaseClaimed)
+	s.byClaim[request] = t
+}
+
+// addHidden makes a job that no poll brings until the test lends it.
+func (s *controlPlane) addHidden(spec ci.JobSpec) *fakeJob {
+	drained := s.drained
+	s.mu.Lock()
+	s.drained = true
+	s.mu.Unlock()
+	j := s.add(spec, nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hidden, s.queue, s.drained = s.queue[0], nil, drained
+	return j
 }
 
 func (s *controlPlane) doOccupancy(_ http.ResponseWriter, r *http.Request) (any, error) {
@@ -334,7 +356,7 @@ func (s *controlPlane) doHeartbeat(_ http.ResponseWriter, r *http.Request) (any,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out protocol.HeartbeatReply
+	out := protocol.HeartbeatReply{Drain: s.askDrain}
 	for _, l := range in.Leases {
 		a := protocol.HeartbeatLease{Answer: protocol.LeaseRenewed}
 		if err := s.check(l); err != nil {
@@ -823,12 +845,17 @@ func (r *rig) drain() {
 
 func (r *rig) wait() {
 	r.t.Helper()
+	r.wait2(2 * time.Minute)
+}
+
+func (r *rig) wait2(most time.Duration) {
+	r.t.Helper()
 	select {
 	case err := <-r.ended:
 		if err != nil {
 			r.t.Errorf("runner ended with %v", err)
 		}
-	case <-time.After(2 * time.Minute):
+	case <-time.After(most):
 		r.t.Fatal("the runner does not end")
 	}
 	if n := r.exec.open(); n != 0 {
@@ -849,7 +876,7 @@ func (r *rig) finish(j *fakeJob) {
 	r.t.Helper()
 	select {
 	case <-j.ended:
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		r.t.Fatalf("job %s does not end", j.lease.Job)
 	}
 }
@@ -873,4 +900,28 @@ func (r rooms) New(lease ci.LeaseRef) (Workspace, error) {
 	w.Remove = func() error { return os.RemoveAll(dir) }
 	w.Forget = func() error { return nil }
 	return w, errors.Join(os.MkdirAll(w.Work, 0o700), os.MkdirAll(w.Home, 0o700), os.MkdirAll(w.Tmp, 0o700))
+}
+
+// inBubble runs a test in virtual time, with the runner's HTTP over pipes.
+func inBubble(t *testing.T, ttl time.Duration, test func(t *testing.T, s *controlPlane, p *pipes, r *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s, p := newControlPlane(t, ttl), newPipes()
+		server := &http.Server{Handler: s.handler(), ErrorLog: slog.NewLogLogger(testLog(t).Handler(), slog.LevelDebug)}
+		served := make(chan struct{})
+		go func() { defer close(served); _ = server.Serve(p) }()
+		transport := protocol.NewTransport()
+		transport.Proxy, transport.DialContext = nil, p.dial
+		r := newRig(t, s, client(t, "http://server", transport))
+		defer func() {
+			if r.runner != nil {
+				r.runner.Stop() // for a test that has failed
+			}
+			transport.CloseIdleConnections()
+			p.cut(true)
+			_ = server.Close()
+			<-served
+		}()
+		test(t, s, p, r)
+	})
 }

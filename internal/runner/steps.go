@@ -12,6 +12,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/runner/executor"
+	"forgeci/internal/workflow"
 )
 
 // causeStep is the end of a step's own time limit.
@@ -37,34 +38,39 @@ func (w *worker) execute(job context.Context) result {
 	defer cancel()
 	ctx := timed
 	res := result{conclusion: ci.ConclusionSuccess}
-	sofar := stepState{}
+	sofar := w.conditions()
 	for i := range t.Job.Steps {
 		if ctx.Err() != nil && ctx == timed && errors.Is(context.Cause(ctx), causeTimeout) {
 			// What must run in any case gets its own, short time.
 			after, cancel := context.WithTimeoutCause(job, w.afterTimeout(), causeTimeout)
 			defer cancel()
 			ctx = after
-			sofar.failed = true
+			sofar.Failed = true
 		}
 		up := &w.steps[i]
 		runs, err := false, error(nil)
 		if ctx.Err() == nil {
-			runs, err = sofar.runs(t.Job.Steps[i].If)
+			runs, err = workflow.EvalStepIf(t.Job.Steps[i].If, sofar)
 		}
 		switch {
 		case err != nil:
 			up.State, up.Conclusion, up.Reason = ci.StateFinished, ci.ConclusionFailed, ci.ReasonConditionError
 			w.noteStep(i, fmt.Sprintf("condition: %v", err))
 		case !runs:
-			up.State, up.Conclusion, up.Reason = ci.StateFinished, ci.ConclusionSkipped, ci.ReasonCondition
+			up.State, up.Conclusion = ci.StateFinished, ci.ConclusionSkipped
+			if ctx.Err() == nil {
+				up.Reason = ci.ReasonCondition
+			}
 		default:
 			up.State = ci.StateRunning
 			news.add(job, w.steps[:i+1])
 			err = w.step(ctx, i, up)
 		}
-		sofar.add(*up, t.Job.Steps[i].ContinueOnError)
-		if bad := !up.Conclusion.Succeeded() && up.Conclusion != ci.ConclusionSkipped; bad &&
-			res.conclusion.Succeeded() && !t.Job.Steps[i].ContinueOnError {
+		if up.Conclusion.Succeeded() || up.Conclusion == ci.ConclusionSkipped || t.Job.Steps[i].ContinueOnError {
+			continue
+		}
+		sofar.Failed = true
+		if res.conclusion.Succeeded() {
 			res = w.decided(i, err)
 		}
 	}
@@ -75,6 +81,15 @@ func (w *worker) execute(job context.Context) result {
 		return ended(context.Cause(timed))
 	}
 	return res
+}
+
+// conditions returns what the steps' conditions may depend on, before the first.
+func (w *worker) conditions() workflow.IfContext {
+	c := workflow.IfContext{Needs: map[string]workflow.Need{}, Inputs: w.ticket.Run.Inputs, Matrix: w.ticket.Job.Matrix}
+	for key, need := range w.ticket.Needs {
+		c.Needs[key] = workflow.Need{Conclusion: need.Conclusion, Outputs: need.Outputs}
+	}
+	return c
 }
 
 // firstStep reports the first step as running along with the phase when nothing

@@ -1,0 +1,378 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/runner/executor"
+)
+
+func TestCase_QUE_05_lost_claim_reply_gives_the_same_job_once(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		lost := false
+		s.fault = func(route string, _ int) string {
+			if route == protocol.RouteClaim && len(s.queue) > 0 && !lost {
+				lost = true
+				return "lost"
+			}
+			return ""
+		}
+		j := s.add(job("echo once"), nil)
+		start := time.Now()
+		r.start().finish(j)
+		if d := time.Since(start); d > 15*time.Second {
+			t.Errorf("the job ended after %s", d)
+		}
+		r.drain()
+		if !lost || j.complete == nil || j.complete.Conclusion != ci.ConclusionSuccess {
+			t.Fatalf("lost %v, completion %+v", lost, j.complete)
+		}
+		if ran := r.exec.scripts(); len(ran) != 1 {
+			t.Errorf("steps run: %q", ran)
+		}
+	})
+}
+
+func TestLostCompletionReplyIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		s.fault = func(route string, nth int) string {
+			if route == protocol.RouteComplete && nth <= 2 {
+				return "lost"
+			}
+			return ""
+		}
+		j := s.add(job("echo hi"), nil)
+		r.start().finish(j)
+		r.drain()
+		if j.completed != 3 || j.refusals != 0 || len(s.reported) != 0 {
+			t.Errorf("%d completions, %d refusals, %d reported as lost", j.completed, j.refusals, len(s.reported))
+		}
+	})
+}
+
+// The reply of the completion is lost and no server answers until the lease is
+// over; the runner still learns that its result was taken.
+func TestLostCompletionReplyIsAskedForOnceMoreAfterTheLease(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		s.fault = func(route string, nth int) string {
+			if route == protocol.RouteComplete && nth == 1 {
+				go p.cut(true)
+				return "lost"
+			}
+			return ""
+		}
+		j := s.add(job("echo hi"), nil)
+		r.start().finish(j)
+		time.Sleep(54 * time.Second)
+		p.cut(false)
+		time.Sleep(5 * time.Second)
+		if j.completed < 2 || len(s.reported) != 0 {
+			t.Errorf("%d completions, %d reported as lost", j.completed, len(s.reported))
+		}
+		r.drain()
+	})
+}
+
+// LP-10: an outage shorter than TTL − margin loses nothing, in any phase.
+func TestServerAwayShorterThanTheLeaseLosesNothing(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		tick := func(ctx context.Context, step executor.Step) executor.Result {
+			for i := range 120 {
+				fmt.Fprintf(step.Stdout, "line %d\n", i)
+				if pause(ctx, time.Second) != nil {
+					return executor.Result{ExitCode: 137, Signal: "SIGKILL"}
+				}
+			}
+			return executor.Result{}
+		}
+		r.exec.steps["tick"] = tick
+		j := s.add(job("tick", "echo after"), nil)
+		r.start()
+		time.Sleep(20*time.Second - time.Millisecond) // just before the first renewal: the worst moment
+		p.cut(true)
+		time.Sleep(34 * time.Second) // TTL − margin is 55 s, 20 of them have passed
+		p.cut(false)
+		r.finish(j)
+		r.drain()
+		if j.complete.Conclusion != ci.ConclusionSuccess || j.refusals != 0 {
+			t.Fatalf("%+v, %d refusals", j.complete, j.refusals)
+		}
+		if got := j.text(0, protocol.Stdout); strings.Count(got, "\n") != 120 || !strings.HasSuffix(got, "line 119\n") {
+			t.Errorf("log has %d lines", strings.Count(got, "\n"))
+		}
+	})
+}
+
+// An outage longer than TTL − margin: the runner ends the job by itself before
+// the server can give it to another (EX-9, RELIABILITY R08), and reports so.
+func TestServerAwayLongerThanTheLeaseEndsTheJobBeforeItsTTL(t *testing.T) {
+	t.Parallel()
+	for _, ttl := range []time.Duration{2 * time.Second, 15 * time.Second, time.Minute} {
+		inBubble(t, ttl, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+			started := make(chan struct{})
+			var told, gone time.Time
+			r.exec.steps["sleep"] = func(ctx context.Context, _ executor.Step) executor.Result {
+				close(started)
+				<-ctx.Done()
+				told = time.Now()
+				time.Sleep(min(executor.Grace(ctx, 10*time.Second), ttl/12))
+				gone = time.Now()
+				return executor.Result{ExitCode: 137, Signal: "SIGKILL"}
+			}
+			j := s.add(job("sleep", "echo never"), nil)
+			r.start()
+			<-started
+			time.Sleep(ttl)
+			p.cut(true)
+			cut := time.Now()
+			time.Sleep(2 * ttl)
+			if told.IsZero() {
+				t.Fatalf("ttl %s: the job runs on without a lease", ttl)
+			}
+			s.mu.Lock()
+			expires := j.expires
+			s.mu.Unlock()
+			if gone.After(expires) {
+				t.Errorf("ttl %s: the job ended %s after its lease", ttl, gone.Sub(expires))
+			}
+			if told.Sub(cut) < ttl-ttl/3-ci.LeaseMargin(ttl)-time.Second {
+				t.Errorf("ttl %s: the job was ended %s after the cut, with a good lease", ttl, told.Sub(cut))
+			}
+			p.cut(false)
+			time.Sleep(20 * time.Second)
+			if want := (protocol.AttemptRef{Job: j.lease.Job, Epoch: 1}); len(s.reported) != 1 || s.reported[0] != want {
+				t.Errorf("ttl %s: reported as ended: %v", ttl, s.reported)
+			}
+			if j.complete != nil || len(r.exec.scripts()) != 1 {
+				t.Errorf("ttl %s: completion %v, steps %q", ttl, j.complete, r.exec.scripts())
+			}
+			// It works on for the same server afterwards.
+			s.mu.Lock()
+			s.drained = false
+			s.mu.Unlock()
+			next := s.add(job("echo next"), nil)
+			r.finish(next)
+			r.drain()
+		})
+	}
+}
+
+// RUN-01, R07: the runner learns by its first refused call, whichever it is,
+// that the job is another's, and the job is gone within seconds.
+func TestCase_RUN_01_first_refusal_kills_the_job(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"heartbeat", "log"} {
+		inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+			started := make(chan struct{})
+			var gone time.Time
+			r.exec.steps["noisy"] = func(ctx context.Context, step executor.Step) executor.Result {
+				close(started)
+				for ctx.Err() == nil {
+					if by == "log" {
+						fmt.Fprintln(step.Stdout, "A")
+					}
+					_ = pause(ctx, 300*time.Millisecond)
+				}
+				time.Sleep(executor.Grace(ctx, 10*time.Second))
+				gone = time.Now()
+				return executor.Result{ExitCode: 137, Signal: "SIGKILL"}
+			}
+			j := s.add(job("noisy", "echo never"), nil)
+			r.start()
+			<-started
+			time.Sleep(500 * time.Millisecond)
+			s.mu.Lock()
+			j.leased = false // given to another
+			chunks := len(j.chunks)
+			ended := time.Now()
+			s.mu.Unlock()
+			time.Sleep(30 * time.Second)
+			limit := 5 * time.Second
+			if by == "heartbeat" {
+				limit += ci.RenewEvery(time.Minute)
+			}
+			if gone.IsZero() || gone.Sub(ended) > limit {
+				t.Errorf("by %s: the job was gone after %s", by, gone.Sub(ended))
+			}
+			s.mu.Lock()
+			if len(j.chunks) != chunks {
+				t.Errorf("by %s: log grew from %d to %d chunks", by, chunks, len(j.chunks))
+			}
+			if j.refusals > 3 {
+				t.Errorf("by %s: %d refused requests (LOG-10 allows 3)", by, j.refusals)
+			}
+			if len(s.reported) != 1 || j.complete != nil {
+				t.Errorf("by %s: reported %v, completion %v", by, s.reported, j.complete)
+			}
+			s.mu.Unlock()
+			r.drain()
+		})
+	}
+}
+
+func TestCase_CAN_01_cancelled_job_ends_within_its_grace(t *testing.T) {
+	t.Parallel()
+	inBubble(t, 15*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		started := make(chan struct{})
+		r.exec.steps["hang"] = hang(started)
+		spec := job("hang", "echo never")
+		spec.Steps[1].If = "always()"
+		j := s.add(spec, nil)
+		r.start()
+		<-started
+		s.mu.Lock()
+		j.cancel = true
+		at := time.Now()
+		s.mu.Unlock()
+		r.finish(j)
+		// It is told at the next renewal and gets its grace of a second.
+		if d := time.Since(at); d > ci.RenewEvery(15*time.Second)+2*time.Second {
+			t.Errorf("ended after %s", d)
+		}
+		if j.complete.Conclusion != ci.ConclusionCancelled || !j.complete.Evidence.Terminated {
+			t.Errorf("completion %+v", j.complete)
+		}
+		if len(r.exec.scripts()) != 1 || j.steps[1].Conclusion != ci.ConclusionSkipped {
+			t.Errorf("steps %q, second %s", r.exec.scripts(), j.steps[1].Conclusion)
+		}
+		next := s.add(job("echo next"), nil)
+		r.finish(next)
+		r.drain()
+	})
+}
+
+// The cancel arrives while the job prepares or reports: calls are refused as
+// cancelling, and only a cancelled completion is sent.
+func TestCancelIsLearnedFromAnyRefusedCall(t *testing.T) {
+	t.Parallel()
+	for _, route := range []string{protocol.RoutePhase, protocol.RouteFetchSource, protocol.RouteComplete} {
+		inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+			j := s.add(job("echo hi"), nil)
+			s.fault = func(at string, _ int) string {
+				if at == route {
+					j.cancel = true
+				}
+				return ""
+			}
+			r.start().finish(j)
+			r.drain()
+			if j.complete.Conclusion != ci.ConclusionCancelled {
+				t.Errorf("%s: completion %+v", route, j.complete)
+			}
+		})
+	}
+}
+
+// A claim answered after a long poll leaves little of the lease; it is renewed
+// before it can run out.
+func TestLeaseOfALongPollIsRenewedInTime(t *testing.T) {
+	t.Parallel()
+	inBubble(t, 2*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		r.exec.steps["sleep"] = func(ctx context.Context, _ executor.Step) executor.Result {
+			if pause(ctx, 20*time.Second) != nil {
+				return executor.Result{ExitCode: 137}
+			}
+			return executor.Result{}
+		}
+		r.start()
+		time.Sleep(990 * time.Millisecond) // polls are held for half a TTL
+		j := s.add(job("sleep"), nil)
+		r.finish(j)
+		r.drain()
+		if j.complete.Conclusion != ci.ConclusionSuccess {
+			t.Errorf("%+v", j.complete)
+		}
+	})
+}
+
+// DB-05, R23: what the clocks on the wall say changes nothing; durations are
+// never negative.
+func TestCase_DB_05_clock_difference_is_told_and_changes_nothing(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		j := s.add(job("echo hi"), nil)
+		r.start().finish(j)
+		r.drain()
+		if j.complete.Duration < 0 || j.complete.Steps[0].Duration < 0 {
+			t.Errorf("durations %v, %v", j.complete.Duration, j.complete.Steps[0].Duration)
+		}
+		if at := s.hello[0].At; at.IsZero() {
+			t.Error("the session does not say what the runner's clock shows")
+		}
+	})
+}
+
+func TestRunnerIsBackWithinASecondOfTheServer(t *testing.T) {
+	t.Parallel()
+	for _, away := range []time.Duration{time.Second, 10 * time.Second, time.Minute} {
+		inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+			r.start()
+			time.Sleep(time.Second)
+			p.cut(true)
+			time.Sleep(away)
+			p.cut(false)
+			back := time.Now()
+			j := s.add(job("echo hi"), nil)
+			r.finish(j)
+			limit := max(1100*time.Millisecond, away/backoffShare+100*time.Millisecond)
+			if d := time.Since(back); d > limit {
+				t.Errorf("away %s: the job ended %s after the server was back", away, d)
+			}
+			r.drain()
+		})
+	}
+}
+
+func TestRefusedCredentialIsReplacedWhileJobsRun(t *testing.T) {
+	t.Parallel()
+	inBubble(t, 15*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		started := make(chan struct{})
+		r.config.Slots = 1
+		r.exec.steps["sleep"] = func(ctx context.Context, _ executor.Step) executor.Result {
+			close(started)
+			if pause(ctx, time.Minute) != nil {
+				return executor.Result{ExitCode: 137}
+			}
+			return executor.Result{}
+		}
+		j := s.add(job("sleep"), nil)
+		r.start()
+		<-started
+		s.mu.Lock()
+		clear(s.tokens) // rotated
+		s.mu.Unlock()
+		r.finish(j)
+		r.drain()
+		if j.complete.Conclusion != ci.ConclusionSuccess || s.register != 2 {
+			t.Errorf("%+v after %d registrations", j.complete, s.register)
+		}
+	})
+}
+
+func TestEndedSessionIsOpenedAgain(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		r.start()
+		synctest.Wait()
+		s.mu.Lock()
+		s.current = "ses_other"
+		s.mu.Unlock()
+		time.Sleep(time.Minute)
+		j := s.add(job("echo hi"), nil)
+		r.finish(j)
+		r.drain()
+		if s.sessions != 2 {
+			t.Errorf("%d sessions", s.sessions)
+		}
+	})
+}
