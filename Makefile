@@ -4,14 +4,14 @@ GO      ?= go
 TOOL    := $(GO) tool -modfile=tools/go.mod
 TESTRUN := $(GO) run ./internal/testkit/cmd/testrun
 # Programs without which a green run would prove nothing.
-REQUIRE := PostgreSQL
+REQUIRE := PostgreSQL,git
 PKG     ?= ./...
 FUZZTIME ?= 10s
 
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint fmt cases bench fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench fuzz ci deps
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

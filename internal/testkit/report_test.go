@@ -30,6 +30,7 @@ func TestGitIsTheSameOnEveryMachine(t *testing.T) {
 	t.Setenv("GIT_CONFIG_COUNT", "1")
 	t.Setenv("GIT_CONFIG_KEY_0", "core.autocrlf")
 	t.Setenv("GIT_CONFIG_VALUE_0", "true")
+	testkit.Git(t, t.TempDir(), "init", "-q") // into the report of this run
 	report := t.TempDir()
 	t.Setenv("FORGECI_TEST_REPORT", report)
 	var commits []string
