@@ -28,7 +28,7 @@ const (
 )
 
 // errOutputMissing marks a required output that matched nothing.
-var errOutputMissing = ci.Errorf(ci.ErrNotFound, "nothing was produced")
+var errOutputMissing = errors.New("nothing was produced")
 
 // frozen is a declared output, archived in a file of the runner's own: what
 // happens in the workspace later changes nothing.

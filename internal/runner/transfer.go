@@ -35,7 +35,7 @@ type transfer struct {
 const fetchTries = 5
 
 // errArtifactMissing marks a restore that failed because the artifact is gone.
-var errArtifactMissing = ci.Errorf(ci.ErrGone, "a required artifact is not there")
+var errArtifactMissing = errors.New("a required artifact is not there")
 
 // source fetches, verifies and materialises the snapshot in dir, which must be
 // empty (SPEC SR-3).
