@@ -79,3 +79,33 @@ func TestLayoutCatches(t *testing.T) {
 		})
 	}
 }
+
+// TestLayoutCatchesASecondWriter calls a writing method of store from two rooms.
+func TestLayoutCatchesASecondWriter(t *testing.T) {
+	t.Parallel()
+	call := func(pkg, method string) string {
+		return "// Package " + pkg + " is a sample.\npackage " + pkg + "\nimport \"forgeci/internal/server/store\"\nfunc f(t *store.Tx) { t." + method + "() }"
+	}
+	tree := fstest.MapFS{
+		"internal/server/store/sql/run.sql": {Data: []byte("-- name: RunRead\nSELECT id FROM run;\n-- name: RunEnd\n-- Ends it.\nUPDATE run\nSET state = $1;\n-- name: NoteInsert\nINSERT INTO run_note (id) VALUES ($1);\n")},
+		"internal/server/store/tx.go": {Data: []byte("// Package store is a sample.\npackage store\ntype Tx struct{}\n" +
+			"func (t *Tx) Run() { t.exec(\"RunRead\") }\nfunc (t *Tx) EndRun() { t.exec(\"RunEnd\") }\nfunc (t *Tx) Note() { t.exec(\"NoteInsert\") }\nfunc (*Tx) exec(string) {}\n")},
+		"internal/server/engine/ok.go":  {Data: []byte(call("engine", "EndRun"))},
+		"internal/server/web/read.go":   {Data: []byte(call("web", "Run"))},
+		"internal/server/web/note.go":   {Data: []byte(call("web", "Note"))},
+		"internal/server/web/write.go":  {Data: []byte(call("web", "EndRun"))},
+		"internal/server/api/inline.go": {Data: []byte("// Package api is a sample.\npackage api\nconst q = \"UPDATE run SET state = 'x'\"\n")},
+	}
+	findings, err := checkLayout(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range findings {
+		got = append(got, f.where+" "+f.what)
+	}
+	want := []string{"internal/server/api/inline.go:3 holds a statement", "internal/server/web/write.go:4 calls EndRun of store"}
+	if strings.Join(got, "; ") != strings.Join(want, "; ") {
+		t.Errorf("found %q, want %q", got, want)
+	}
+}

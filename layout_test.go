@@ -4,6 +4,7 @@
 package forgeci_test
 
 import (
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -226,7 +227,8 @@ func checkLayout(tree fs.FS) ([]finding, error) {
 		findings = append(findings, checkDeclarations(f)...)
 	}
 	findings = append(findings, checkPackages(files)...)
-	return findings, err
+	writers, werr := checkWriters(tree, files)
+	return append(findings, writers...), errors.Join(err, werr)
 }
 
 // skipFolder leaves out what is not the project's: version control, caches, the
