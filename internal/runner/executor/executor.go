@@ -49,10 +49,10 @@ type Sandbox interface {
 	// Run runs one step and returns when its main process has ended, its output
 	// is read or the drain grace is over. When ctx is done the step's processes
 	// get SIGTERM, after Grace(ctx, Job.Grace) SIGKILL, and Run returns; processes
-	// that earlier steps left in the background stay. The error is never for a failing command:
-	// ci.ErrInvalid, ci.ErrTooLarge and ci.ErrUnsafe say that the step cannot be
-	// run as it is written, every other kind is a failure of the sandbox, after
-	// which only Close is of use.
+	// that earlier steps left in the background stay. The error is never for a
+	// failing command: ci.ErrInvalid, ci.ErrTooLarge and ci.ErrUnsafe say that the
+	// step cannot be run as it is written, every other kind is a failure of the
+	// sandbox, after which only Close is of use.
 	Run(ctx context.Context, step Step) (Result, error)
 	// Close ends every process of the job (SIGTERM, grace, SIGKILL; daemonised
 	// grandchildren too) and removes the sandbox. Its evidence says terminated

@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// helperWait bounds how long the helper may take for an answer that does not
-	// depend on the job. A helper that takes longer was stopped or starved; it is
-	// killed and the sandbox with it.
-	helperWait = 30 * time.Second
-	// killWait bounds how long killed processes may take to disappear. Only the
-	// kernel can delay them (a dead network file system).
-	killWait = 10 * time.Second
+	// defaultHelperWait bounds how long the helper may take for an answer that does
+	// not depend on the job. A helper that takes longer was stopped or starved; it
+	// is killed and the sandbox with it.
+	defaultHelperWait = 30 * time.Second
+	// defaultKillWait bounds how long killed processes may take to disappear. Only
+	// the kernel can delay them (a dead network file system).
+	defaultKillWait = 10 * time.Second
 )
 
 // client is the runner's side of one helper.
 type client struct {
 	conn   *net.UnixConn
+	wait   time.Duration // helperWait
 	proc   *os.Process
 	id     process
 	events chan *jobhelper.Message // closed when the helper's end of the socket is closed
@@ -36,7 +37,7 @@ type client struct {
 
 // startHelper starts this binary again as a helper, with the record as the one
 // file it holds.
-func startHelper(rec *record, file *os.File) (*client, error) {
+func startHelper(rec *record, file *os.File, wait time.Duration) (*client, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func startHelper(rec *record, file *os.File) (*client, error) {
 		return nil, err
 	}
 	h := &client{
-		conn: conn, proc: proc, id: process{PID: proc.Pid},
+		conn: conn, wait: wait, proc: proc, id: process{PID: proc.Pid},
 		events: make(chan *jobhelper.Message), exited: make(chan struct{}), quit: make(chan struct{}),
 	}
 	if p, err := jobhelper.ReadProc(proc.Pid); err == nil {
@@ -108,7 +109,7 @@ func (c *client) send(m *jobhelper.Message, fds ...int) error {
 	if err != nil {
 		return err
 	}
-	if err := c.conn.SetWriteDeadline(time.Now().Add(helperWait)); err != nil {
+	if err := c.conn.SetWriteDeadline(time.Now().Add(c.wait)); err != nil {
 		return err
 	}
 	var rights []byte
@@ -125,7 +126,7 @@ func (c *client) send(m *jobhelper.Message, fds ...int) error {
 // expect returns the first message of one of the kinds, for the step seq or for
 // the job. It fails with a sandbox failure when the helper is gone or silent.
 func (c *client) expect(seq uint32, kinds ...jobhelper.Kind) (*jobhelper.Message, error) {
-	silent := time.NewTimer(helperWait)
+	silent := time.NewTimer(c.wait)
 	defer silent.Stop()
 	for {
 		select {

@@ -8,6 +8,7 @@ import (
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/runner/executor"
 	"forgeci/internal/runner/executor/process/jobhelper"
 )
 
@@ -19,7 +20,7 @@ const (
 	howScan      = "scan"
 )
 
-// Close implements executor.Sandbox. When ctx is done, the grace is over.
+// Close implements executor.Sandbox.
 func (s *sandbox) Close(ctx context.Context) (protocol.Evidence, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,6 +76,7 @@ func (s *sandbox) closeHelper(ctx context.Context) (int, error) {
 		s.broken = true
 		return 0, err
 	}
+	begun := time.Now()
 	grace, done := time.After(s.job.Grace), ctx.Done()
 	var patience <-chan time.Time
 	for {
@@ -87,21 +89,22 @@ func (s *sandbox) closeHelper(ctx context.Context) (int, error) {
 			if m.Kind == jobhelper.KindGone {
 				return int(m.Num), nil
 			}
-			continue
-		case <-grace:
 		case <-done:
+			done = nil
+			if patience == nil {
+				grace = time.After(executor.Grace(ctx, s.job.Grace) - time.Since(begun))
+			}
+		case <-grace:
+			grace, patience = nil, time.After(s.exec.killWait)
+			if err := s.help.send(&jobhelper.Message{Kind: jobhelper.KindFinish}); err != nil {
+				s.broken = true
+				return 0, err
+			}
 		case <-patience:
 			// Either the kernel holds a process, or somebody stopped the helper.
 			// Without it the runner can look for itself.
 			s.broken = true
 			return 0, errHelperGone()
-		}
-		if patience == nil {
-			grace, done, patience = nil, nil, time.After(killWait)
-			if err := s.help.send(&jobhelper.Message{Kind: jobhelper.KindFinish}); err != nil {
-				s.broken = true
-				return 0, err
-			}
 		}
 	}
 }
@@ -110,7 +113,7 @@ func (s *sandbox) closeHelper(ctx context.Context) (int, error) {
 // reaped, and returns how many processes it met. The error is nil only when
 // nothing is left.
 func (s *sandbox) killLost(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, killWait)
+	ctx, cancel := context.WithTimeout(ctx, s.exec.killWait)
 	defer cancel()
 	group := s.rec.group()
 	met := map[process]bool{}

@@ -60,6 +60,8 @@ type Executor struct {
 	log   *slog.Logger
 	group func(id string) *jobhelper.Group // nil group: track by subreaper alone
 
+	helperWait, killWait time.Duration
+
 	mu   sync.Mutex
 	live map[string]bool // IDs of this executor's open sandboxes
 }
@@ -86,7 +88,7 @@ func New(opts Options, log *slog.Logger) (*Executor, error) {
 	if err := jobhelper.BecomeSubreaper(); err != nil {
 		return nil, ci.Errorf(ci.ErrUnavailable, "this system has no child subreapers").WithCause(err)
 	}
-	e := &Executor{opts: opts, log: log, live: map[string]bool{}}
+	e := &Executor{opts: opts, log: log, live: map[string]bool{}, helperWait: defaultHelperWait, killWait: defaultKillWait}
 	tracking, group, err := findTracking(opts.Tracking)
 	if err != nil {
 		return nil, err

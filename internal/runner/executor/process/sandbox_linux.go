@@ -79,7 +79,7 @@ func (e *Executor) Open(ctx context.Context, job executor.Job) (executor.Sandbox
 }
 
 func (s *sandbox) startHelper(group *jobhelper.Group) error {
-	help, err := startHelper(s.rec, s.file)
+	help, err := startHelper(s.rec, s.file, s.exec.helperWait)
 	if err != nil {
 		return ci.Errorf(ci.ErrUnavailable, "start the job's helper process").WithCause(err)
 	}
@@ -238,7 +238,9 @@ func (s *sandbox) write(path, text string, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err == nil {
 		s.scripts = append(s.scripts, path)
-		_, err = f.WriteString(text)
+		if _, err = f.WriteString(text); err == nil {
+			err = f.Chmod(mode) // whatever the umask
+		}
 		if e := f.Close(); err == nil {
 			err = e
 		}
@@ -317,13 +319,13 @@ func sandboxError(err error) error {
 func (s *sandbox) supervise(ctx context.Context) (*jobhelper.Message, error) {
 	var exited *jobhelper.Message
 	var grace, patience <-chan time.Time
-	done, gone := ctx.Done(), false
+	done, cancelled, gone := ctx.Done(), false, false
 	signal := func(kind jobhelper.Kind) {
 		if err := s.help.send(&jobhelper.Message{Kind: kind, Seq: s.seq}); err != nil {
 			s.help.kill() // the events end by it
 		}
 	}
-	for exited == nil || done == nil && !gone {
+	for exited == nil || cancelled && !gone {
 		select {
 		case m, ok := <-s.help.events:
 			switch {
@@ -339,13 +341,13 @@ func (s *sandbox) supervise(ctx context.Context) (*jobhelper.Message, error) {
 				gone = true
 			}
 		case <-done:
-			done = nil
+			done, cancelled = nil, true
 			signal(jobhelper.KindTerm)
 			grace = time.After(executor.Grace(ctx, s.job.Grace))
 		case <-grace:
 			grace = nil
 			signal(jobhelper.KindKill)
-			patience = time.After(killWait)
+			patience = time.After(s.exec.killWait)
 		case <-patience:
 			if exited != nil {
 				return exited, nil // the rest is for Close to tell

@@ -72,7 +72,7 @@ func (e *Executor) sweep(ctx context.Context, path string) (*record, error) {
 		return nil, ci.Errorf(ci.ErrUnavailable, "read sandbox record").WithCause(err)
 	}
 	if rec.ID != "" && !rec.ended {
-		if err := killMarked(ctx, rec); err != nil {
+		if err := e.killMarked(ctx, rec); err != nil {
 			return nil, err
 		}
 	}
@@ -119,7 +119,7 @@ func lockDead(ctx context.Context, f *os.File, rec *record) error {
 // killMarked kills what is left of a sandbox whose helper was killed: members of
 // its cgroup, and processes that carry its mark in their environment, with all
 // that descends from them.
-func killMarked(ctx context.Context, rec *record) error {
+func (e *Executor) killMarked(ctx context.Context, rec *record) error {
 	group := rec.group()
 	mark := []byte(MarkVariable + "=" + rec.ID)
 	find := func() []jobhelper.Proc {
@@ -141,7 +141,7 @@ func killMarked(ctx context.Context, rec *record) error {
 		}
 		return found
 	}
-	deadline := time.Now().Add(killWait)
+	deadline := time.Now().Add(e.killWait)
 	clean := 0
 	for delay := time.Millisecond; clean < 2; delay = min(2*delay, 100*time.Millisecond) {
 		if group != nil {
