@@ -111,7 +111,10 @@ func (w *worker) afterTimeout() time.Duration {
 // decided makes the job's result of the step that decided it.
 func (w *worker) decided(i int, err error) result {
 	up := w.steps[i]
-	res := result{conclusion: up.Conclusion, reason: up.Reason, exitCode: up.ExitCode}
+	res := result{conclusion: up.Conclusion, reason: up.Reason}
+	if up.Reason == ci.ReasonExit || up.Reason == ci.ReasonTimeout {
+		res.exitCode = up.ExitCode
+	}
 	switch {
 	case up.Reason == ci.ReasonTimeout:
 		res.detail = fmt.Sprintf("step %d (%s): the time limit is reached", i+1, up.Name)
@@ -164,7 +167,11 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 		Env: stepEnvironment(w.changeable, w.fixed, w.ticket, i, output),
 	})
 	why := context.Cause(ctx)
-	if err != nil && why == nil {
+	switch kind := ci.KindOf(err); {
+	case err == nil || why != nil:
+	case kind == ci.ErrInvalid || kind == ci.ErrTooLarge || kind == ci.ErrUnsafe:
+		return explain(ci.ConclusionFailed, ci.ReasonExit, err)
+	default:
 		return explain(ci.ConclusionFailed, ci.ReasonInternal, fmt.Errorf("the sandbox failed: %w", err))
 	}
 	if err == nil {
