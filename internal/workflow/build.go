@@ -16,6 +16,9 @@ type CompileOptions struct {
 	// Inputs are the values given for on.manual.inputs. Unknown names and values
 	// that the type refuses are errors; defaults fill what is not given.
 	Inputs map[string]string
+	// Event says that an event starts the run and not a person or program: a
+	// required input without a default is then empty instead of an error.
+	Event bool
 	// Jobs limits the plan to these jobs and all their ancestors: keys, or full
 	// names of matrix legs. Empty means all jobs.
 	Jobs []string
@@ -27,7 +30,7 @@ type CompileOptions struct {
 // or a value that holds an input became invalid with it.
 func (f *File) Compile(opts CompileOptions) (ci.Plan, error) {
 	p := newProblems(f.Path, DefaultLimits().Problems)
-	inputs, err := f.accept(opts.Inputs)
+	inputs, err := f.accept(opts)
 	if err != nil {
 		return ci.Plan{}, err
 	}
@@ -44,7 +47,8 @@ func (f *File) Compile(opts CompileOptions) (ci.Plan, error) {
 }
 
 // accept checks given inputs against the declared ones and adds defaults.
-func (f *File) accept(given map[string]string) (map[string]string, error) {
+func (f *File) accept(opts CompileOptions) (map[string]string, error) {
+	given := opts.Inputs
 	var declared []Input
 	if f.On.Manual != nil {
 		declared = f.On.Manual.Inputs
@@ -64,7 +68,7 @@ func (f *File) accept(given map[string]string) (map[string]string, error) {
 			accepted[in.Name] = v
 		case in.HasDefault:
 			accepted[in.Name] = in.Default
-		case in.Required:
+		case in.Required && !opts.Event:
 			bad(in.Name, "input %s is required: give a value", quote(in.Name))
 		default:
 			accepted[in.Name] = in.zero()
@@ -160,6 +164,9 @@ type builder struct {
 	file    *File
 	inputs  map[string]string
 	partial bool
+	// broken: the file has problems already; what follows from values that may be
+	// missing because of them is not reported.
+	broken bool
 
 	bytes, values int // of the plan so far
 	stopped       bool
@@ -179,7 +186,7 @@ func (b *builder) grow(values, bytes int) bool {
 }
 
 func (f *File) build(p *problems, inputs map[string]string, partial bool) ci.Plan {
-	b := &builder{problems: p, file: f, inputs: inputs, partial: partial}
+	b := &builder{problems: p, file: f, inputs: inputs, partial: partial, broken: len(p.list) > 0}
 	plan := ci.Plan{Workflow: f.Name, Path: f.Path, Digest: f.Digest, Priority: f.priority, Inputs: inputs}
 	plan.Concurrency = b.concurrency(f.concurrency, nil)
 	total := 0
@@ -203,7 +210,7 @@ func (f *File) build(p *problems, inputs map[string]string, partial bool) ci.Pla
 			plan.Jobs = append(plan.Jobs, b.job(j, name, leg))
 		}
 	}
-	if !b.stopped {
+	if !b.stopped && !b.broken {
 		b.restores(plan.Jobs)
 	}
 	return plan
@@ -215,13 +222,18 @@ func (b *builder) text(t template, leg []ci.KeyValue, what string, rule func(str
 		return ""
 	}
 	v := t.expand(leg, b.inputs)
-	if !b.grow(1, len(v)) || b.partial && t.usesInputs() {
+	if !b.grow(1, len(v)) || b.unknown(t) {
 		return v
 	}
 	if err := rule(v); err != nil {
 		b.add(t.at, "%s %s: %v", what, quote(v), err)
 	}
 	return v
+}
+
+// unknown reports whether a value cannot be judged yet.
+func (b *builder) unknown(t template) bool {
+	return b.partial && t.usesInputs() || b.broken && (t.isZero() || t.interpolates())
 }
 
 func (b *builder) settings(in []setting, leg []ci.KeyValue) []ci.KeyValue {
@@ -251,7 +263,7 @@ func (b *builder) concurrency(c *concurrency, leg []ci.KeyValue) *ci.Concurrency
 		return nil
 	}
 	group := c.group.expand(leg, b.inputs)
-	if len(c.group.parts) == 1 && c.group.parts[0].context == "" || group != "" {
+	if !c.group.interpolates() || group != "" {
 		group = b.text(c.group, leg, "concurrency group", displayName)
 	}
 	if group == "" {
@@ -267,7 +279,7 @@ func (b *builder) job(j *job, name string, leg []ci.KeyValue) ci.JobSpec {
 		Outputs: j.outputs, Cache: j.cache, Reports: j.reports, Secrets: j.secrets, Identity: j.identity,
 		Inputs: j.inputs,
 	}
-	if !b.grow(10+len(leg)+len(j.needs)+len(j.cache), len(name)+len(j.condition)) {
+	if !b.grow(j.weight(name, leg)) {
 		return spec
 	}
 	spec.RunsOn = b.requirements(j, leg)
@@ -283,7 +295,7 @@ func (b *builder) job(j *job, name string, leg []ci.KeyValue) ci.JobSpec {
 		})
 	}
 	for _, s := range j.steps {
-		if !b.grow(4, len(s.run)+len(s.condition)+len(s.directory)) {
+		if !b.grow(4+len(s.secrets), len(s.run)+len(s.condition)+len(s.directory)+textOf(s.secrets)) {
 			return spec
 		}
 		spec.Steps = append(spec.Steps, ci.StepSpec{
@@ -295,7 +307,7 @@ func (b *builder) job(j *job, name string, leg []ci.KeyValue) ci.JobSpec {
 	published := map[string]bool{}
 	for _, a := range j.publish {
 		out := ci.ArtifactPublish{Name: b.text(a.name, leg, "artifact name", ArtifactName), Paths: a.paths, Optional: a.optional, Retention: a.retention}
-		if published[out.Name] && !(b.partial && a.name.usesInputs()) {
+		if published[out.Name] && !b.unknown(a.name) {
 			b.add(a.name.at, "job %s publishes %s twice: rename one", quote(name), quote(out.Name))
 		}
 		published[out.Name] = true
@@ -307,6 +319,43 @@ func (b *builder) job(j *job, name string, leg []ci.KeyValue) ci.JobSpec {
 		})
 	}
 	return spec
+}
+
+// weight returns how many values, and of how many bytes, each leg of the job
+// repeats as they stand in the file.
+func (j *job) weight(name string, leg []ci.KeyValue) (values, bytes int) {
+	lists := [][]string{j.needs, j.outputs, j.secrets, j.identity, j.inputs, {name, j.condition}}
+	for _, c := range j.cache {
+		lists = append(lists, c.Inputs, c.Paths, []string{c.Kind, c.Version})
+	}
+	for _, r := range j.reports {
+		lists = append(lists, []string{r.Kind, r.Path})
+	}
+	for _, a := range j.publish {
+		lists = append(lists, a.paths)
+	}
+	for _, r := range j.restore {
+		lists = append(lists, []string{r.path})
+	}
+	for _, kv := range leg {
+		lists = append(lists, []string{kv.Key, kv.Value})
+	}
+	for _, l := range lists {
+		values += len(l)
+		bytes += textOf(l)
+	}
+	for _, s := range j.services {
+		values += len(s.ports)
+	}
+	return values + 10, bytes
+}
+
+func textOf(words []string) int {
+	n := 0
+	for _, w := range words {
+		n += len(w)
+	}
+	return n
 }
 
 func (b *builder) requirements(j *job, leg []ci.KeyValue) ci.Requirements {

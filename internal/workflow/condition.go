@@ -41,17 +41,23 @@ func (p *parser) checkConditions(keys []string) {
 		refs    []exprRef
 		problem *exprError
 	}
+	inputs := inputNames(p.inputs)
 	compiled := map[string]result{}
+	size := 0
 	for _, c := range p.conditions {
 		r, ok := compiled[c.text]
 		if !ok {
+			if size += len(c.text); size > p.limits.Conditions {
+				p.add(c.at.at, "the conditions of the file have more than %d bytes: shorten them, or split the workflow into several files", p.limits.Conditions)
+				return
+			}
 			_, r.problem = compileCondition(c.text, func(refs []exprRef) *exprError {
 				r.refs = refs
 				return nil
 			})
 			compiled[c.text] = r
 		}
-		scope := scope{job: c.job, keys: keys, inputs: inputNames(p.inputs), text: c.text, jobs: p.byKey}
+		scope := scope{job: c.job, keys: keys, inputs: inputs, text: c.text, jobs: p.byKey}
 		problem := scope.check(r.refs)
 		if problem == nil {
 			problem = r.problem

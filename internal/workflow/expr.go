@@ -143,6 +143,11 @@ func firstIssue(issues *cel.Issues) *exprError {
 func hint(message string) string {
 	_, rest, ok := strings.Cut(message, "undeclared reference to '")
 	if !ok {
+		for _, function := range []string{"contains", "startsWith", "endsWith"} {
+			if strings.Contains(message, "overload for '"+function+"' applied to '(") {
+				return ": write TEXT." + function + "(\"…\")"
+			}
+		}
 		if strings.Contains(message, "found no matching overload") && strings.Contains(message, "string") {
 			return ": needs, inputs and matrix give text, compare it with text, for example == \"true\""
 		}

@@ -130,9 +130,6 @@ func Parse(path string, data []byte) (*File, error) {
 		return nil, p.err()
 	}
 	f := p.file(path, data, root)
-	if err := p.err(); err != nil {
-		return nil, err
-	}
 	f.build(p.problems, nil, true)
 	if err := p.err(); err != nil {
 		return nil, err
@@ -154,7 +151,7 @@ func (p *parser) file(name string, data []byte, root *node) *File {
 		return f
 	}
 	if v := root.get("version"); v != nil && (v.kind != scalar || v.text != "1") {
-		p.add(v.at, "version %s is not known: write version: 1", describe(v))
+		p.add(v.at, "version must be 1, not %s: write version: 1", describe(v))
 	}
 	if v := root.get("name"); v != nil {
 		f.Name = p.checked(v, "name", displayName)

@@ -17,6 +17,7 @@ type Limits struct {
 	PlanValues int // values of the whole plan, each leg counted
 	Problems   int // problems reported for one file
 	Expression int // bytes of one condition
+	Conditions int // bytes of all different conditions of the file
 	Pattern    int // bytes of one filter or path pattern
 	Value      int // bytes of one matrix value or accepted input
 	Timeout    time.Duration
@@ -28,7 +29,7 @@ func DefaultLimits() Limits {
 		Bytes:      1 << 20,
 		Depth:      50,
 		Nodes:      10_000,
-		Separators: 100_000,
+		Separators: 80_000,
 		Jobs:       1000,
 		Steps:      100,
 		Legs:       256,
@@ -36,7 +37,8 @@ func DefaultLimits() Limits {
 		PlanBytes:  8 << 20,
 		PlanValues: 200_000,
 		Problems:   50,
-		Expression: 4096,
+		Expression: 2048,
+		Conditions: 128 << 10,
 		Pattern:    1024,
 		Value:      1024,
 		Timeout:    30 * 24 * time.Hour,

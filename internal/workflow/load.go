@@ -177,6 +177,9 @@ func reportSyntax(err error, data []byte, limits Limits, p *problems) {
 		}
 		if le.ContextMsg != "" {
 			message += " " + le.ContextMsg
+			if le.ContextMark.Line > 0 {
+				message += fmt.Sprintf(" that begins at line %d, column %d", le.ContextMark.Line, le.ContextMark.Column)
+			}
 		}
 	}
 	lines := bytes.Split(data, []byte("\n"))
@@ -193,7 +196,11 @@ func reportSyntax(err error, data []byte, limits Limits, p *problems) {
 	case strings.Contains(indent, "\t"):
 		p.add(at, "a tab indents %s: indent with spaces", quote(strings.TrimSpace(text)))
 	default:
-		p.add(at, "not valid YAML near %s: %s", quote(strings.TrimSpace(text)), message)
+		near := "the end of the file"
+		if text = strings.TrimSpace(text); text != "" {
+			near = quote(text)
+		}
+		p.add(at, "not valid YAML near %s: %s", near, message)
 	}
 }
 

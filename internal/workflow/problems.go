@@ -103,12 +103,12 @@ func list(words []string) string {
 	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
 }
 
-// nearest returns the word that is at most two edits (a third of its length)
+// nearest returns the word that is at most two edits, and half of its length,
 // away from s, or "".
 func nearest(s string, words []string) string {
 	best, bestDistance := "", 3
 	for _, w := range words {
-		if d := distance(s, w, bestDistance); d < bestDistance && d*3 <= len(w) {
+		if d := distance(s, w, bestDistance); d < bestDistance && d*2 <= len(w) {
 			best, bestDistance = w, d
 		}
 	}

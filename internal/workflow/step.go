@@ -18,9 +18,12 @@ func (p *parser) steps(n *node, j *job) []step {
 	out := make([]step, 0, len(n.items))
 	for _, item := range n.items {
 		s := step{at: item.at, shell: j.shell, directory: j.directory}
-		if item.kind == mapping {
+		switch item.kind {
+		case mapping:
 			p.step(&s, item, j)
-		} else {
+		case sequence:
+			p.add(item.at, "a step is a command or a mapping, not a list: write run: [COMMAND, …] for several commands in one shell")
+		default:
 			s.run = p.command(item)
 		}
 		if s.name.isZero() {
@@ -124,17 +127,25 @@ func titleOf(run string) string {
 // own, the job's list only declares and each step gets what it names.
 func (p *parser) spreadSecrets(j *job) {
 	named := slices.ContainsFunc(j.steps, func(s step) bool { return s.hasSecrets })
+	known := map[string]bool{}
+	for _, name := range j.secrets {
+		known[name] = true
+	}
+	all := slices.Clone(j.secrets)
 	for i := range j.steps {
 		s := &j.steps[i]
 		if !named {
 			s.secrets = j.secrets
+			continue
 		}
 		for _, name := range s.secrets {
-			if !slices.Contains(j.secrets, name) {
-				j.secrets = append(slices.Clone(j.secrets), name)
+			if !known[name] {
+				known[name] = true
+				all = append(all, name)
 			}
 		}
 	}
+	j.secrets = all
 	for i := range j.steps {
 		s := &j.steps[i]
 		if len(s.secrets) == 0 {

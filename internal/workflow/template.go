@@ -40,13 +40,18 @@ func (t template) usesInputs() bool {
 	return slices.ContainsFunc(t.parts, func(p part) bool { return p.context == "inputs" })
 }
 
+// interpolates reports whether the value holds a reference.
+func (t template) interpolates() bool {
+	return slices.ContainsFunc(t.parts, func(p part) bool { return p.context != "" })
+}
+
 func (t template) isZero() bool { return t.parts == nil }
 
 // expand returns the text with the leg's values and the inputs put in; what a
 // leg does not have is empty.
 func (t template) expand(leg []ci.KeyValue, inputs map[string]string) string {
-	if len(t.parts) == 1 && t.parts[0].context == "" {
-		return t.parts[0].text
+	if len(t.parts) == 1 && !t.interpolates() {
+		return t.parts[0].text // shared, not copied
 	}
 	var b strings.Builder
 	for _, p := range t.parts {
