@@ -2,6 +2,7 @@ package testkit_test
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -104,12 +105,7 @@ func TestPostgresServerKeepsCommittedRowsOverKillAndFreezesOnPause(t *testing.T)
 func TestPostgresEndsWithAKilledTestProcess(t *testing.T) {
 	t.Parallel()
 	marker := filepath.Join(t.TempDir(), "url")
-	cmd := exec.Command(os.Args[0], "-test.run=^TestHelperHoldsACluster$")
-	cmd.Env = append(os.Environ(), helperEnv+"="+marker)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd := startHelper(t, "TestHelperHoldsACluster", helperEnv+"="+marker)
 	var url string
 	eventually(t, "the helper has its cluster", func() bool {
 		b, err := os.ReadFile(marker)
@@ -117,10 +113,7 @@ func TestPostgresEndsWithAKilledTestProcess(t *testing.T) {
 		return err == nil && strings.HasSuffix(string(b), "\n")
 	})
 	connect(t, url)
-	if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // it was killed
+	killHelper(t, cmd)
 	eventually(t, "the cluster ends", func() bool {
 		conn, err := pgx.Connect(t.Context(), url)
 		if err == nil {
@@ -143,7 +136,45 @@ func TestHelperHoldsACluster(t *testing.T) {
 	if err := os.WriteFile(marker, []byte(testkit.Postgres(t)+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	select {}
+	hold(t)
+}
+
+// hold keeps a helper process alive until it is killed or its parent has ended.
+func hold(t *testing.T) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startHelper runs one test of this binary as a process of its own that holds.
+func startHelper(t *testing.T, test, env string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^"+test+"$")
+	cmd.Env = append(os.Environ(), env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stdin.Close() })
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+// killHelper kills the helper's process group and makes sure that it was alive
+// until then.
+func killHelper(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the helper was not killed but ended by itself: %v", err)
+	}
 }
 
 // eventually waits for something that another process does.

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,16 +107,9 @@ func TestProcessesWithTakesTheWholeVariable(t *testing.T) {
 func TestProcessEndsWithAKilledTestProcess(t *testing.T) {
 	t.Parallel()
 	marker := "FORGECI_TESTKIT_ORPHAN=" + strconv.Itoa(os.Getpid())
-	cmd := exec.Command(os.Args[0], "-test.run=^TestHelperHoldsAProcess$")
-	cmd.Env = append(os.Environ(), orphanEnv+"="+marker)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd := startHelper(t, "TestHelperHoldsAProcess", orphanEnv+"="+marker)
 	eventually(t, "the helper has its process", func() bool { return len(testkit.ProcessesWith(t, marker)) == 1 })
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // it was killed
+	killHelper(t, cmd)
 	eventually(t, "the process ends", func() bool { return len(testkit.ProcessesWith(t, marker)) == 0 })
 }
 
@@ -129,7 +121,7 @@ func TestHelperHoldsAProcess(t *testing.T) {
 	t.Parallel()
 	if marker := os.Getenv(orphanEnv); marker != "" {
 		testkit.Start(t, shell("exec sleep 600", marker))
-		select {}
+		hold(t)
 	}
 }
 
