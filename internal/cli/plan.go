@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/workflow"
+)
+
+// planConfig are the settings of forgeci plan.
+type planConfig struct {
+	output
+	choosing
+	jobs, inputs []string
+}
+
+func (a *app) planCommand() *cobra.Command {
+	var cfg planConfig
+	cmd := &cobra.Command{
+		Use:   "plan [DIR]",
+		Short: "Show the jobs that a workflow expands to",
+		Long: `Show what would run: jobs with matrices expanded, in the order of the file, with
+what each of them waits for and needs of a runner. Needs no server.`,
+		Example: "  forgeci plan --file .forgeci/release.yaml --input version=1.2\n  forgeci plan --output json",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return a.showPlan(&cfg, strings.Join(args, ""))
+		},
+	}
+	cfg.output.bind(cmd, false)
+	f := cmd.Flags()
+	f.StringVar(&cfg.file, "file", "", "workflow file; the default is the only one of .forgeci.yaml and .forgeci/*.yaml")
+	f.BoolVar(&cfg.all, "all", false, "show every workflow file")
+	f.StringArrayVar(&cfg.jobs, "job", nil, "only this job and what it needs; may be repeated")
+	f.StringArrayVar(&cfg.inputs, "input", nil, "an input of the workflow as name=value; may be repeated")
+	return cmd
+}
+
+// plan makes the plan of one workflow file.
+func (a *app) plan(co checkout, file string, inputs map[string]string, jobs []string) (ci.Plan, error) {
+	f, err := co.parse(file)
+	if err != nil {
+		return ci.Plan{}, err
+	}
+	return f.Compile(workflow.CompileOptions{Inputs: inputs, Jobs: jobs})
+}
+
+func (a *app) showPlan(cfg *planConfig, dir string) error {
+	inputs, err := (&submission{inputs: cfg.inputs}).values()
+	if err != nil {
+		return err
+	}
+	co, err := cfg.find(dir)
+	if err != nil {
+		return err
+	}
+	plans := make([]ci.Plan, len(co.files))
+	for i, file := range co.files {
+		if plans[i], err = a.plan(co, file, inputs, cfg.jobs); err != nil {
+			return err
+		}
+	}
+	switch {
+	case cfg.json() && cfg.all:
+		return a.printJSON(plans)
+	case cfg.json():
+		return a.printJSON(plans[0])
+	}
+	for i, p := range plans {
+		if i > 0 {
+			a.out.line("")
+		}
+		a.printPlan(p)
+	}
+	return nil
+}
+
+func (a *app) printPlan(p ci.Plan) {
+	s := a.out
+	s.line(fmt.Sprintf("%s (%s), %s", s.paint(bold, clean(p.Workflow)), clean(p.Path), count(len(p.Jobs), "job")))
+	t := table{head: []string{"JOB", "NEEDS", "STEPS", "RUNS ON", "TIMEOUT", "ARTIFACTS", "IF"}}
+	for _, j := range p.Jobs {
+		var arts []string
+		for _, r := range j.Restore {
+			arts = append(arts, "<"+r.Name)
+		}
+		for _, out := range j.Publish {
+			arts = append(arts, ">"+out.Name)
+		}
+		t.add(text(j.Name), text(strings.Join(j.Needs, ", ")), textf("%d", len(j.Steps)), text(runsOn(j.RunsOn)),
+			text(span(j.Timeout.Std())), text(strings.Join(arts, " ")), text(j.If))
+	}
+	t.write(s)
+}
+
+// runsOn says what a job needs of a runner.
+func runsOn(r ci.Requirements) string {
+	var parts []string
+	for _, p := range []string{r.OS, r.Arch, r.Size, string(r.Isolation)} {
+		if p != "" {
+			parts = append(parts, p)
+		}
+	}
+	parts = append(parts, r.Labels...)
+	parts = append(parts, r.Features...)
+	if len(parts) == 0 {
+		return "any"
+	}
+	return strings.Join(parts, " ")
+}
+
+// count says how many there are of a thing.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

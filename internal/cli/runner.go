@@ -1,0 +1,11 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+)
+
+func (a *app) runnerCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "runner", Short: "Run jobs for a server, or look after its runners"}
+	cmd.AddCommand(a.runnerListCommand(), a.runnerDrainCommand(), a.runnerFenceCommand())
+	return cmd
+}

@@ -1,0 +1,237 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+)
+
+// giveUp is how long a waiting command bears that no server answers: longer
+// than a restart, an upgrade or a failover of the database takes.
+const giveUp = 5 * time.Minute
+
+// waiting are the settings of commands that wait for runs.
+type waiting struct {
+	wait     bool
+	timeout  time.Duration
+	failFast bool
+}
+
+func (w *waiting) bind(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.BoolVar(&w.wait, "wait", false, "wait until it is finished and exit with its result")
+	f.DurationVar(&w.timeout, "timeout", 0, "with --wait: exit with 124 after so long; the run goes on")
+	f.BoolVar(&w.failFast, "fail-fast", false, "with --wait: exit with 1 at the first failed job; the run goes on")
+}
+
+func (w *waiting) check() error {
+	switch {
+	case w.timeout < 0:
+		return usage("--timeout %s is negative", w.timeout)
+	case w.wait:
+		return nil
+	case w.timeout > 0:
+		return usage("--timeout needs --wait")
+	case w.failFast:
+		return usage("--fail-fast needs --wait")
+	default:
+		return nil
+	}
+}
+
+// follow says what a wait does with a lost connection.
+func (a *app) follow() protocol.Follow {
+	told := false
+	return protocol.Follow{GiveUp: giveUp, Lost: func(err error, pause time.Duration) {
+		if told || pause < time.Second {
+			return
+		}
+		told = true
+		a.err.line("the server does not answer, still trying: " + describe(err))
+	}}
+}
+
+// awaitRun waits until the run is finished and returns it as it then is.
+// changed is told of the run with its jobs after every change, also the last;
+// nil when nobody wants to know.
+func (a *app) awaitRun(
+	ctx context.Context, c *protocol.Client, id ci.RunID, w waiting, changed func(protocol.Run) error,
+) (protocol.Run, error) {
+	ctx, cancel := within(ctx, w.timeout)
+	defer cancel()
+	look := func() (protocol.Run, error) {
+		run, err := patiently(ctx, func() (protocol.Run, error) { return c.Run(ctx, id) })
+		if err == nil && changed != nil {
+			err = changed(run)
+		}
+		if err == nil && w.failFast && run.State != ci.StateFinished && failing(run) {
+			err = ended(exitFailed)
+		}
+		return run, err
+	}
+	for {
+		err := c.RunEvents(ctx, id, a.follow(), func(s protocol.RunSummary) error {
+			if s.State == ci.StateFinished || changed == nil && !w.failFast {
+				return nil // looked at below
+			}
+			_, err := look()
+			return err
+		})
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		if err != nil {
+			return protocol.Run{RunSummary: protocol.RunSummary{ID: id}}, err
+		}
+		run, err := look()
+		if err != nil || run.State == ci.StateFinished {
+			return run, err
+		}
+	}
+}
+
+// failing reports whether the end of the run is known to be a failure.
+func failing(run protocol.Run) bool {
+	for _, j := range run.JobList {
+		switch j.Conclusion {
+		case ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionAborted:
+			if !j.AllowFailure {
+				return true
+			}
+		default:
+		}
+	}
+	return false
+}
+
+// patiently repeats a read while no server answers, up to giveUp.
+func patiently[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	begun := time.Now()
+	for {
+		v, err := read()
+		if cause := context.Cause(ctx); cause != nil {
+			return v, cause
+		}
+		if err == nil || !errors.Is(err, ci.ErrUnavailable) || time.Since(begun) > giveUp {
+			return v, err
+		}
+		if err := pause(ctx, time.Second); err != nil {
+			return v, err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}
+
+// progress tells on standard error what becomes of a run's jobs, one line for
+// each change.
+type progress struct {
+	a    *app
+	seen map[ci.JobID]string
+	// label stands before each line when several runs are watched.
+	label string
+}
+
+func (a *app) newProgress(label string) *progress {
+	return &progress{a: a, seen: map[ci.JobID]string{}, label: label}
+}
+
+func (p *progress) changed(run protocol.Run) error {
+	for _, j := range run.JobList {
+		line := p.a.jobLine(j)
+		if line == "" || p.seen[j.ID] == line {
+			continue
+		}
+		p.seen[j.ID] = line
+		p.a.err.line(p.label + line)
+	}
+	return nil
+}
+
+// jobLine says where a job is, without anything that changes by the clock.
+func (a *app) jobLine(j protocol.JobSummary) string {
+	name, st := a.err.paint(bold, clean(j.Name)), status(j.State, j.Conclusion, false)
+	word := a.err.paint(st.style, st.text)
+	switch j.State {
+	case ci.StateWaiting:
+		return ""
+	case ci.StateReady:
+		if j.Waiting == nil || j.Waiting.Detail == "" {
+			return ""
+		}
+		return fmt.Sprintf("%s: waiting: %s", name, clean(j.Waiting.Detail))
+	case ci.StateRunning, ci.StateCancelling:
+		if j.Runner == "" {
+			return fmt.Sprintf("%s: %s", name, word)
+		}
+		again := ""
+		if j.Attempts > 1 {
+			again = fmt.Sprintf(", attempt %d", j.Attempts)
+		}
+		return fmt.Sprintf("%s: %s on %s%s", name, word, clean(j.Runner), again)
+	case ci.StateFinished:
+		line := fmt.Sprintf("%s: %s", name, word)
+		if j.StartedAt != nil && j.FinishedAt != nil {
+			line += " in " + a.took(j.StartedAt, j.FinishedAt)
+		}
+		if why := why(j); why != "" {
+			line += ": " + why
+		}
+		return line
+	default:
+		return fmt.Sprintf("%s: %s", name, word)
+	}
+}
+
+// why says in a few words why a finished job ended as it did.
+func why(j protocol.JobSummary) string {
+	if j.Conclusion.Succeeded() {
+		return ""
+	}
+	text := clean(j.Detail)
+	if text == "" {
+		text = clean(string(j.Reason))
+	}
+	if j.ExitCode != nil && *j.ExitCode != 0 && j.Detail == "" {
+		text = fmt.Sprintf("exit code %d", *j.ExitCode)
+	}
+	if j.AllowFailure && j.Conclusion != ci.ConclusionSkipped {
+		text += " (allowed)"
+	}
+	return text
+}
+
+// finish ends a command that waited for runs: the highest exit code decides.
+func finish(runs []protocol.Run) error {
+	code := exitSuccess
+	for _, r := range runs {
+		code = max(code, codeOfResult(r.Conclusion, r.Reason))
+	}
+	return ended(code)
+}
+
+// leaving tells what to do about runs that go on when the command stops waiting.
+func (a *app) leaving(err error, ids ...ci.RunID) {
+	var stop stopped
+	if !errors.As(err, &stop) {
+		return
+	}
+	for _, id := range ids {
+		a.err.linef("The run goes on. Stop it with: forgeci cancel %s", string(id))
+	}
+}
