@@ -355,6 +355,11 @@ func checkDeclarations(f goFile) []finding {
 	if !f.test && f.lines > hardLines {
 		add(f.syntax.Package, "size", fmt.Sprintf("%d lines", f.lines), fmt.Sprintf("a file of more than %d lines is read by nobody; split it by what it does", hardLines))
 	}
+	for _, name := range declared(f.syntax) {
+		if foreignWord.MatchString(name.Name) {
+			add(name.Pos(), "words", "declares "+name.Name, "one thing has one word, the glossary's in docs/architecture.md: workflow or run, job, retry or attempt, runner")
+		}
+	}
 	for _, d := range f.syntax.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
@@ -386,6 +391,29 @@ func checkDeclarations(f goFile) []finding {
 		return true
 	})
 	return findings
+}
+
+// foreignWord matches names that other systems have for our words.
+var foreignWord = regexp.MustCompile(`[Pp]ipeline|Rerun|^rerun|^(?:Task|Agent)(?:[A-Z]|$)|[a-z](?:Task|BuildAgent)(?:[A-Z]|$)`)
+
+// declared returns the names of the file's types and functions.
+func declared(file *ast.File) []*ast.Ident {
+	var names []*ast.Ident
+	for _, d := range file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if !strings.HasPrefix(d.Name.Name, "TestCase_") { // carries the ID of its case
+				names = append(names, d.Name)
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				if t, ok := spec.(*ast.TypeSpec); ok {
+					names = append(names, t.Name)
+				}
+			}
+		}
+	}
+	return names
 }
 
 func skippers() []string { return []string{"Skip", "Skipf", "SkipNow", "Short"} }
