@@ -4,7 +4,7 @@ GO      ?= go
 TOOL    := $(GO) tool -modfile=tools/go.mod
 TESTRUN := $(GO) run ./internal/testkit/cmd/testrun
 # Programs without which a green run would prove nothing.
-REQUIRE := PostgreSQL,git
+REQUIRE := PostgreSQL,versitygw,git
 PKG     ?= ./...
 FUZZTIME ?= 10s
 
