@@ -15,7 +15,9 @@ import (
 type parser struct {
 	*problems
 	limits Limits
-	inputs []Input // of on.manual, known before the jobs are read
+	// Known before the jobs are read:
+	inputs  []Input // of on.manual
+	fileEnv []setting
 
 	current    *job               // the job being read
 	conditions []pendingCondition // checked when all jobs are known

@@ -165,6 +165,7 @@ func (p *parser) file(name string, data []byte, root *node) *File {
 	}
 	if v := root.get("env"); v != nil {
 		f.env = p.env(v, nil)
+		p.fileEnv = f.env
 	}
 	if v := root.get("concurrency"); v != nil {
 		f.concurrency = p.concurrency(v, nil)

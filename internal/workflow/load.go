@@ -19,6 +19,7 @@ type node struct {
 	text    string // scalar: the source text of a plain scalar, the content of a quoted one
 	plain   bool   // scalar: neither quoted nor a block
 	block   bool   // scalar: literal or folded
+	comment bool   // scalar: a comment follows on its line
 	entries []entry
 	items   []*node
 }
@@ -256,8 +257,9 @@ func (r *resolver) value(y *yaml.Node, depth int) *node {
 	default:
 		return &node{
 			at: at, kind: scalar, text: y.Value,
-			plain: y.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0,
-			block: y.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0,
+			plain:   y.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0,
+			block:   y.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0,
+			comment: y.LineComment != "",
 		}
 	}
 }

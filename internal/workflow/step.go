@@ -92,6 +92,10 @@ func (p *parser) command(n *node) string {
 			p.add(item.at, "the script holds a NUL byte: no shell can run it")
 			return ""
 		}
+		if item.plain && item.comment && (strings.Count(item.text, "'")%2 == 1 || strings.Count(item.text, `"`)%2 == 1) {
+			p.add(item.at, "the command is read as %s, since YAML takes \" #\" for the beginning of a comment: write the command as a block with | or in quotes", quote(item.text))
+			return ""
+		}
 		lines = append(lines, item.text)
 	}
 	run := strings.Join(lines, "\n")
@@ -151,7 +155,7 @@ func (p *parser) spreadSecrets(j *job) {
 		if len(s.secrets) == 0 {
 			continue
 		}
-		for _, v := range slices.Concat(j.env, s.env) {
+		for _, v := range slices.Concat(p.fileEnv, j.env, s.env) {
 			if redirectsPrograms(v.key) {
 				p.add(v.value.at, "variable %s may not be set for a step that gets secrets (%s): it can make another program see them", v.key, strings.Join(s.secrets, ", "))
 			}
