@@ -130,42 +130,53 @@ func (g *glob) match(value string) bool {
 			take = g.takes(c)
 			takes[c] = take
 		}
-		continuation := c&0xc0 == 0x80
-		any, carry := uint64(0), uint64(0)
-		for w := range now {
-			moved := now[w] & take[w]
-			v := moved<<1 | carry
-			carry = moved >> 63
-			v |= now[w] & g.loop[w]
-			if c != '/' {
-				v |= now[w] & g.loopSegment[w]
-			}
-			if continuation {
-				v |= now[w] & g.loopRune[w]
-			}
-			next[w] = v
-			any |= v
-		}
-		if any == 0 {
+		if !g.move(next, now, take, c) {
 			return false
 		}
-		g.close(next)
 		now, next = next, now
 	}
 	return now.has(g.states - 1)
 }
 
-// close adds the states that are reached without taking a byte. At most
-// "**/" followed by a star stand side by side, hence two rounds.
-func (g *glob) close(s bitset) {
-	for range 2 {
-		carry1, carry2 := uint64(0), uint64(0)
-		for w := range s {
-			one, two := s[w]&g.skip1[w], s[w]&g.skip2[w]
-			s[w] |= one<<1 | carry1 | two<<2 | carry2
-			carry1, carry2 = one>>63, two>>62
-		}
+// move sets next to the states after one byte and reports whether there is one.
+func (g *glob) move(next, now, take bitset, c byte) bool {
+	n := len(now)
+	next, take = next[:n], take[:n]
+	loop, segment, loopRune, skip1, skip2 := g.loop[:n], g.loopSegment[:n], g.loopRune[:n], g.skip1[:n], g.skip2[:n]
+	var inSegment, inRune uint64 // masks: all bits or none
+	if c != '/' {
+		inSegment = ^uint64(0)
 	}
+	if c&0xc0 == 0x80 {
+		inRune = ^uint64(0)
+	}
+	var some, carry, carry1, carry2 uint64
+	for w, s := range now {
+		moved := s & take[w]
+		v := moved<<1 | carry | carry1 | carry2 | s&(loop[w]|segment[w]&inSegment|loopRune[w]&inRune)
+		carry = moved >> 63
+		v, carry1, carry2 = skip(v, skip1[w], skip2[w])
+		next[w] = v
+		some |= v
+	}
+	return some != 0
+}
+
+// close adds the states that are reached without taking a byte.
+func (g *glob) close(s bitset) {
+	var carry1, carry2 uint64
+	for w := range s {
+		s[w], carry1, carry2 = skip(s[w]|carry1|carry2, g.skip1[w], g.skip2[w])
+	}
+}
+
+// skip adds to one word the states that are reached without taking a byte, and
+// returns what goes to the next word. At most "**/" followed by a star stand
+// side by side, hence two rounds.
+func skip(v, skip1, skip2 uint64) (closed, carry1, carry2 uint64) {
+	v |= v&skip1<<1 | v&skip2<<2
+	v |= v&skip1<<1 | v&skip2<<2
+	return v, v & skip1 >> 63, v & skip2 >> 62
 }
 
 // takes returns the states whose next position takes the byte.
