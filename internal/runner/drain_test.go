@@ -128,21 +128,31 @@ func TestEndOfContextIsStop(t *testing.T) {
 	})
 }
 
-// The server is away when the runner is told to end: it ends all the same.
+// The server is away when the runner is told to end: it ends all the same, and
+// the next process of the runner tells what became of the job.
 func TestStopEndsWithoutAServer(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
 		started := make(chan struct{})
 		r.exec.steps["sleep"] = sleeper(time.Hour, started)
-		s.add(job("sleep"), nil)
+		j := s.add(job("sleep"), nil)
 		r.start()
 		<-started
 		p.cut(true)
 		r.runner.Stop()
 		at := time.Now()
-		r.wait2(5 * time.Minute)
-		if d := time.Since(at); d > 90*time.Second {
+		r.untold = 1
+		r.wait()
+		if d := time.Since(at); d > 45*time.Second {
 			t.Errorf("ended after %s", d)
+		}
+		p.cut(false)
+		r.untold = 0
+		r.start()
+		time.Sleep(time.Second)
+		r.drain()
+		if got := s.hello[1].Terminated; len(got) != 1 || got[0].Job != j.lease.Job {
+			t.Errorf("the next session reports %v", got)
 		}
 	})
 }

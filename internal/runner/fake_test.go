@@ -27,6 +27,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/runner/executor"
+	"forgeci/internal/runner/workspace"
 	"forgeci/internal/source"
 )
 
@@ -733,6 +734,8 @@ type rig struct {
 	config Config
 	runner *Runner
 	ended  chan error
+	// untold is how many attempts' ends the server could not be told.
+	untold int
 }
 
 func testLog(t *testing.T) *slog.Logger {
@@ -815,9 +818,14 @@ func newRig(t *testing.T, s *controlPlane, c *protocol.Client, change ...func(*C
 	t.Helper()
 	r := &rig{t: t, server: s, exec: &scripted{steps: map[string]func(context.Context, executor.Step) executor.Result{}}}
 	dir := t.TempDir()
+	root, err := workspace.Open(filepath.Join(dir, "jobs"), testLog(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
 	r.config = Config{
 		Client: c, RegistrationToken: registrationToken, DataDir: filepath.Join(dir, "data"), Name: "runner-1", Slots: 2,
-		Executors: []executor.Executor{r.exec}, Workspaces: rooms(filepath.Join(dir, "jobs")), MinFree: 1, Log: testLog(t),
+		Executors: []executor.Executor{r.exec}, Workspaces: root, MinFree: 1, Log: testLog(t),
 	}
 	for _, f := range change {
 		f(&r.config)
@@ -858,6 +866,11 @@ func (r *rig) wait2(most time.Duration) {
 	case <-time.After(most):
 		r.t.Fatal("the runner does not end")
 	}
+	for dir, want := range map[string]int{"jobs": 0, "attempts": r.untold} {
+		if left, err := os.ReadDir(filepath.Join(r.config.Workspaces.Path(), dir)); err != nil || len(left) != want {
+			r.t.Errorf("%d left in %s, not %d (%v)", len(left), dir, want, err)
+		}
+	}
 	if n := r.exec.open(); n != 0 {
 		r.t.Errorf("%d sandboxes left", n)
 	}
@@ -887,19 +900,6 @@ func job(scripts ...string) ci.JobSpec {
 		spec.Steps = append(spec.Steps, ci.StepSpec{Run: s})
 	}
 	return spec
-}
-
-// rooms is a directory of workspaces.
-type rooms string
-
-func (r rooms) Sweep(context.Context) ([]protocol.AttemptRef, error) { return nil, nil }
-
-func (r rooms) New(lease ci.LeaseRef) (Workspace, error) {
-	dir := filepath.Join(string(r), string(lease.Lease))
-	w := Workspace{Work: filepath.Join(dir, "work"), Home: filepath.Join(dir, "home"), Tmp: filepath.Join(dir, "tmp")}
-	w.Remove = func() error { return os.RemoveAll(dir) }
-	w.Forget = func() error { return nil }
-	return w, errors.Join(os.MkdirAll(w.Work, 0o700), os.MkdirAll(w.Home, 0o700), os.MkdirAll(w.Tmp, 0o700))
 }
 
 // inBubble runs a test in virtual time, with the runner's HTTP over pipes.

@@ -167,7 +167,11 @@ func (k *keeper) run(ctx context.Context) {
 				k.lost(b.sent)
 				break
 			}
-			k.log.WarnContext(ctx, "heartbeat failed", slog.Int("leases", len(b.sent)), slog.Any("error", b.err))
+			level := slog.LevelDebug
+			if wait.next == 0 {
+				level = slog.LevelWarn // once for each outage
+			}
+			k.log.Log(ctx, level, "heartbeat failed", slog.Int("leases", len(b.sent)), slog.Any("error", b.err))
 			if again := time.Now().Add(wait.delay(b.err)); again.Before(next) {
 				next = again
 			}

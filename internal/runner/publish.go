@@ -289,7 +289,7 @@ func sharedDir(dirs []string) string {
 // publish freezes and uploads one declared output and returns the sealed
 // generation's ID, "" when an optional output is not there.
 func (w *worker) publish(ctx context.Context, out ci.ArtifactPublish) (string, error) {
-	froze, err := w.transfer.freeze(ctx, out.Paths, w.place.work)
+	froze, err := w.transfer.freeze(ctx, out.Paths, w.dir.Work())
 	if err != nil {
 		return "", err
 	}

@@ -11,10 +11,25 @@ import (
 	"forgeci/internal/protocol"
 )
 
+// hurried returns a context that ends after the limit, or sooner once the
+// runner is being stopped.
+func hurried(ctx, working context.Context, limit, stopping time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	release := context.AfterFunc(working, func() {
+		t := time.AfterFunc(stopping, cancel)
+		context.AfterFunc(ctx, func() { t.Stop() })
+	})
+	return ctx, func() { release(); cancel() }
+}
+
 // Time limits of reporting.
 const (
-	stopFlush   = 5 * time.Second // of the log when the runner is being stopped
+	tellLimit   = 24 * time.Hour  // of the result; the lease is over sooner
+	stopFlush   = 5 * time.Second // of the log, when the runner is being stopped
+	stopTell    = 15 * time.Second
+	stopRemove  = 5 * time.Second
 	vacateLimit = 5 * time.Minute // of telling that a lost attempt has ended
+	removeLimit = time.Hour       // of the workspace
 )
 
 // report flushes the log and tells the server how the attempt ended. It repeats
@@ -33,15 +48,15 @@ func (w *worker) report(lease, life, working context.Context, res result) {
 	if len(res.detail) > maxDetail {
 		res.detail = strings.ToValidUTF8(res.detail[:maxDetail], "")
 	}
-	err := w.tell(lease, life, res)
+	err := w.tell(lease, life, working, res)
 	if ci.RejectOf(err) == ci.RejectCancelling && res.conclusion != ci.ConclusionCancelled {
 		// The job was cancelled before its result was in: only this is accepted.
 		res = ended(causeCancelled)
-		err = w.tell(lease, life, res)
+		err = w.tell(lease, life, working, res)
 	} else if err != nil && !w.refused(err) && lease.Err() == nil && res.conclusion == ci.ConclusionSuccess {
 		// The server holds the lease for ours and will not have the success.
 		res = failed(ci.ReasonInternal, err)
-		err = w.tell(lease, life, res)
+		err = w.tell(lease, life, working, res)
 	}
 	if err != nil {
 		w.log.Warn("result not accepted", slog.Any("error", err))
@@ -61,12 +76,8 @@ func (w *worker) refused(err error) bool {
 // flush waits, for a bounded time, until the log has arrived. What has not is a
 // loss marker in the log, never a failed job (SPEC decision 7).
 func (w *worker) flush(lease, working context.Context) {
-	ctx, cancel := context.WithTimeout(lease, w.r.cfg.FlushTimeout)
+	ctx, cancel := hurried(lease, working, w.r.cfg.FlushTimeout, stopFlush)
 	defer cancel()
-	defer context.AfterFunc(working, func() {
-		t := time.AfterFunc(stopFlush, cancel)
-		context.AfterFunc(ctx, func() { t.Stop() })
-	})()
 	if !w.ship.flush(ctx) && lease.Err() == nil {
 		w.log.Warn("the end of the log did not arrive")
 	}
@@ -75,14 +86,16 @@ func (w *worker) flush(lease, working context.Context) {
 // tell completes the attempt or hands it over, under one request ID. When the
 // lease is over before an answer came, the same request is made once more: what
 // was committed is answered also then.
-func (w *worker) tell(lease, life context.Context, res result) error {
+func (w *worker) tell(lease, life, working context.Context, res result) error {
 	id := w.r.poller.ids.New(ci.PrefixRequest)
 	call := w.complete(id, res)
 	if res.handOver != "" {
 		call = w.giveBack(id, res)
 	}
-	err := insist(lease, callLimit, call)
-	if lease.Err() == nil {
+	ctx, cancelTell := hurried(lease, working, tellLimit, stopTell)
+	defer cancelTell()
+	err := insist(ctx, callLimit, call)
+	if ctx.Err() == nil {
 		return err
 	}
 	once, cancel := context.WithTimeout(life, settleLimit)
@@ -137,12 +150,8 @@ func (w *worker) endedSteps() []protocol.StepUpdate {
 func (w *worker) vacate(life, working context.Context) {
 	ref := protocol.AttemptRef{Job: w.lease.Job, Epoch: w.lease.Epoch}
 	w.r.ended(ref)
-	ctx, cancel := context.WithTimeout(life, vacateLimit)
+	ctx, cancel := hurried(life, working, vacateLimit, settleLimit)
 	defer cancel()
-	defer context.AfterFunc(working, func() {
-		t := time.AfterFunc(settleLimit, cancel)
-		context.AfterFunc(ctx, func() { t.Stop() })
-	})()
 	err := insist(ctx, callLimit, func(ctx context.Context) error {
 		session := w.r.poller.session.Load()
 		if session == nil {
@@ -162,23 +171,26 @@ func (w *worker) vacate(life, working context.Context) {
 
 // forget removes the durable record of an attempt whose end the server knows.
 func (w *worker) forget() {
-	if w.place == nil {
+	if w.dir == nil {
 		return
 	}
-	if err := w.place.room.Forget(); err != nil {
+	if err := w.r.cfg.Workspaces.End(w.lease); err != nil {
 		w.log.Warn("the attempt's record cannot be removed", slog.Any("error", err))
 	}
 }
 
-// leave removes the job's files.
-func (w *worker) leave(context.Context) {
+// leave removes the job's files, unless processes of it may be left: then the
+// next start of the runner does.
+func (w *worker) leave(life, working context.Context) {
 	if err := w.ship.spool.remove(); err != nil {
 		w.log.Warn("the log's spool cannot be removed", slog.Any("error", err))
 	}
-	if w.place == nil {
+	if w.dir == nil || !w.evidence.Terminated {
 		return
 	}
-	if err := w.place.room.Remove(); err != nil {
+	ctx, cancel := hurried(life, working, removeLimit, stopRemove)
+	defer cancel()
+	if err := w.dir.Remove(ctx); err != nil {
 		w.log.Warn("the workspace cannot be removed", slog.Any("error", err))
 	}
 }

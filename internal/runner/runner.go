@@ -20,6 +20,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/runner/executor"
+	"forgeci/internal/runner/workspace"
 )
 
 // Config configures a Runner. Client, DataDir, Executors, Workspaces and Log
@@ -41,8 +42,11 @@ type Config struct {
 	Size   string
 	// Executors are the sandboxes on offer, at most one of each class.
 	Executors []executor.Executor
-	// Workspaces makes the jobs' directories.
-	Workspaces Workspaces
+	// Workspaces holds the jobs' directories. The caller closes it after Run.
+	Workspaces *workspace.Root
+	// JobUser owns what jobs may write; nil means the runner's own user. It is the
+	// user that the executors run steps as.
+	JobUser *executor.User
 	// Version is the build's version.
 	Version string
 	// FlushTimeout bounds how long a finished job waits for its log to arrive
@@ -72,8 +76,10 @@ type Runner struct {
 	draining, stopping chan struct{} // closed by Drain and Stop
 	drain, stop        func()
 
-	mu         sync.Mutex
-	terminated []protocol.AttemptRef // to be reported with the next session; guarded by mu
+	mu sync.Mutex
+	// guarded by mu
+	terminated []protocol.AttemptRef // to be reported with the next session
+	records    []ci.LeaseRef         // of an earlier process, to be forgotten then
 }
 
 // New checks the configuration and reads or makes the runner's identity in the
@@ -199,12 +205,16 @@ func (r *Runner) sweep(ctx context.Context) error {
 		}
 		r.ended(ended...)
 	}
-	ended, err := r.cfg.Workspaces.Sweep(ctx)
+	// Nothing of any earlier attempt is left: all that are recorded have ended.
+	attempts, err := r.cfg.Workspaces.Attempts()
 	if err != nil {
 		return err
 	}
-	r.ended(ended...)
-	return nil
+	for _, a := range attempts {
+		r.ended(protocol.AttemptRef{Job: a.Lease.Job, Epoch: a.Lease.Epoch})
+		r.records = append(r.records, a.Lease)
+	}
+	return r.cfg.Workspaces.Sweep(ctx)
 }
 
 // ended notes attempts whose sandbox is proven to have ended and whose end the
@@ -243,8 +253,14 @@ func (r *Runner) hello() protocol.OpenSession {
 // opened forgets what the new session has reported.
 func (r *Runner) opened(s protocol.SessionOpened) {
 	r.mu.Lock()
-	r.terminated = nil
+	records := r.records
+	r.terminated, r.records = nil, nil
 	r.mu.Unlock()
+	for _, lease := range records {
+		if err := r.cfg.Workspaces.End(lease); err != nil {
+			r.log.Warn("the record of an ended attempt cannot be removed", slog.Any("error", err))
+		}
+	}
 	r.log.Info("session opened", slog.String(keyRunner, string(r.id.current().Runner)),
 		slog.String("session", string(s.Session)), slog.Int("slots", r.cfg.Slots), slog.Duration("lease_ttl", s.LeaseTTL.Std()))
 	if d := s.ClockDiffers.Std(); d != 0 {

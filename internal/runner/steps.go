@@ -21,11 +21,11 @@ const causeStep cause = "the step's time limit is reached"
 // execute runs the steps. The phase is committed before the first of them.
 func (w *worker) execute(job context.Context) result {
 	t := w.ticket
-	needsFile, err := w.place.needsFile(t.Needs)
+	needsFile, err := w.needsFile(t.Needs)
 	if err != nil {
 		return because(job, ci.ReasonPrepare, err)
 	}
-	w.changeable, w.fixed = jobEnvironment(t, w.place.work, needsFile)
+	w.changeable, w.fixed = jobEnvironment(t, w.dir.Work(), needsFile)
 	news := &transitions{w: w}
 	if err := w.setPhase(job, protocol.SetPhase{
 		Phase: ci.PhaseExecuting, SourceDigest: w.verified, Steps: w.firstStep(),
@@ -144,7 +144,7 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 		finish(c, reason)
 		return err
 	}
-	dir := filepath.Join(w.place.work, filepath.FromSlash(spec.WorkingDirectory))
+	dir := filepath.Join(w.dir.Work(), filepath.FromSlash(spec.WorkingDirectory))
 	if spec.WorkingDirectory != "" {
 		if !filepath.IsLocal(filepath.FromSlash(spec.WorkingDirectory)) {
 			return explain(ci.ConclusionFailed, ci.ReasonExit, fmt.Errorf("working_directory %q leaves the workspace", spec.WorkingDirectory))
@@ -153,7 +153,7 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 			return explain(ci.ConclusionFailed, ci.ReasonExit, fmt.Errorf("working_directory %q is not a directory", spec.WorkingDirectory))
 		}
 	}
-	output, err := w.place.outputFile(i)
+	output, err := w.dir.NewOutput(i)
 	if err != nil {
 		return explain(ci.ConclusionFailed, ci.ReasonInternal, err)
 	}
@@ -208,7 +208,7 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 // readOutput reads what the step wrote to its output file, as far as the job
 // declares it.
 func (w *worker) readOutput(i int) (map[string]string, error) {
-	file, err := w.place.takeOutput(i)
+	file, err := w.dir.ReadOutput(i, maxOutputFile)
 	if err != nil {
 		return nil, err
 	}

@@ -236,27 +236,26 @@ func listDir(root *os.Root, dir string) ([]string, error) {
 
 // prepare makes the job's place: workspace, source, restored artifacts, sandbox.
 func (w *worker) prepare(ctx context.Context, with executor.Executor) error {
-	room, err := w.r.cfg.Workspaces.New(w.lease)
-	if err != nil {
+	if err := w.settle(); err != nil {
 		return fmt.Errorf("make the workspace: %w", err)
 	}
-	w.place = &place{work: room.Work, home: room.Home, tmp: room.Tmp, room: room}
 	w.transfer = &transfer{server: w.r.server, lease: w.lease, dir: w.r.cfg.DataDir, log: w.log}
 	begin := time.Now()
-	if err := w.transfer.source(ctx, w.ticket.Source, w.place.work); err != nil {
+	if err := w.transfer.source(ctx, w.ticket.Source, w.dir.Work()); err != nil {
 		return err
 	}
 	w.verified = w.ticket.Source.Digest
 	for _, in := range w.ticket.Restore {
-		if err := w.transfer.restore(ctx, in, w.place.work); err != nil {
+		if err := w.transfer.restore(ctx, in, w.dir.Work()); err != nil {
 			return fmt.Errorf("restore artifact %s to %s: %w", in.Name, in.Path, err)
 		}
 		w.system.line(fmt.Sprintf("artifact %s restored to %s", in.Name, in.Path))
 	}
 	w.log.Debug("prepared", slog.Duration("after", time.Since(begin)))
-	box, err := with.Open(ctx, executor.Job{
-		Lease: w.lease, Workspace: w.place.work, Home: w.place.home, Tmp: w.place.tmp, Grace: w.grace(),
-	})
+	if err := w.dir.GiveToOwner(); err != nil {
+		return err
+	}
+	box, err := with.Open(ctx, w.dir.Job(w.grace()))
 	if err != nil {
 		return fmt.Errorf("open the sandbox: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/runner/executor"
+	"forgeci/internal/runner/workspace"
 )
 
 // worker works on one job under one lease: it prepares, executes, tears down,
@@ -34,7 +35,7 @@ type worker struct {
 	// notes are the runner's own lines about each step, made when needed.
 	notes []*logStream
 
-	place    *place
+	dir      *workspace.Dir
 	transfer *transfer
 	// changeable and fixed are the environment of all steps.
 	changeable, fixed []ci.KeyValue
@@ -145,7 +146,7 @@ func (r *Runner) work(life, working context.Context, c claimed) {
 	w.report(lease, life, working, res)
 	enough()
 	ship.Wait()
-	w.leave(life)
+	w.leave(life, working)
 }
 
 // guarded is the one recover of a job.
@@ -283,7 +284,7 @@ func (w *worker) terminate(job, life, working context.Context) {
 // publishes says whether outputs are to be sent: those of a success are bound,
 // those of a failure are there for people to read (SPEC decision 8).
 func (w *worker) publishes(res result) bool {
-	if len(w.ticket.Job.Publish) == 0 || w.place == nil || !w.evidence.Terminated {
+	if len(w.ticket.Job.Publish) == 0 || w.dir == nil || !w.evidence.Terminated {
 		return false
 	}
 	return slices.Contains([]ci.Reason{ci.ReasonNone, ci.ReasonExit, ci.ReasonTimeout, ci.ReasonOutputInvalid}, res.reason) &&
