@@ -172,7 +172,10 @@ func (k *keeper) run(ctx context.Context) {
 				level = slog.LevelWarn // once for each outage
 			}
 			k.log.Log(ctx, level, "heartbeat failed", slog.Int("leases", len(b.sent)), slog.Any("error", b.err))
-			if again := time.Now().Add(wait.delay(b.err)); again.Before(next) {
+			// Whatever the outage, tries stay close enough to catch its end before the
+			// deadline.
+			d := min(wait.delay(b.err), max(ttl/60, 100*time.Millisecond))
+			if again := time.Now().Add(d); again.Before(next) {
 				next = again
 			}
 		}

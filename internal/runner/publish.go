@@ -401,7 +401,7 @@ func (t *transfer) sendPart(ctx context.Context, id string, number int, body *io
 		return stored, nil
 	}
 	var wait backoff
-	for tries := 1; ; tries++ {
+	for refusals := 0; ; {
 		if ctx.Err() != nil {
 			return part, context.Cause(ctx)
 		}
@@ -418,7 +418,10 @@ func (t *transfer) sendPart(ctx context.Context, id string, number int, body *io
 			return part, nil
 		}
 		// The store's refusals may be those of an address that has just expired.
-		if !transient(err) && (!sent || tries >= fetchTries) {
+		if !transient(err) {
+			refusals++
+		}
+		if refusals > 0 && !sent || refusals == fetchTries {
 			return part, fmt.Errorf("part %d: %w", number, err)
 		}
 		if stopped := pause(ctx, wait.delay(err)); stopped != nil {

@@ -110,8 +110,9 @@ func (s *shipper) deliver(ctx context.Context, batch []protocol.Chunk) {
 			break
 		}
 		if why, refused := verdict(err); refused {
-			s.stop()
-			s.refused(why)
+			if s.stop() {
+				s.refused(why)
+			}
 			break
 		}
 		if ci.KindOf(err) == ci.ErrTooLarge {
@@ -180,11 +181,14 @@ func (s *shipper) setFull() {
 	s.full = true
 }
 
-// stop gives up: writers discard, nothing more is sent.
-func (s *shipper) stop() {
+// stop gives up: writers discard, nothing more is sent. It reports whether it
+// was the first to do so.
+func (s *shipper) stop() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	first := !s.stopped
 	s.stopped = true
 	s.changed.Broadcast()
 	s.nudge()
+	return first
 }

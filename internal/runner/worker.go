@@ -315,15 +315,23 @@ func (w *worker) finalise(job context.Context, res result) result {
 			w.system.line(fmt.Sprintf("artifact %s: %v", out.Name, err))
 			if success {
 				w.artifacts = nil
-				reason := ci.ReasonOutputInvalid
-				if errors.Is(err, errOutputMissing) {
-					reason = ci.ReasonOutputMissing
-				} else if transient(err) {
-					reason = ci.ReasonInternal
-				}
-				return failed(reason, fmt.Errorf("artifact %s: %w", out.Name, err))
+				return failed(outputReason(err), fmt.Errorf("artifact %s: %w", out.Name, err))
 			}
 		}
 	}
 	return res
+}
+
+// outputReason says whether an output that cannot be published is the job's
+// fault or not.
+func outputReason(err error) ci.Reason {
+	if errors.Is(err, errOutputMissing) {
+		return ci.ReasonOutputMissing
+	}
+	switch ci.KindOf(err) {
+	case ci.ErrInvalid, ci.ErrUnsafe, ci.ErrTooLarge, ci.ErrConflict:
+		return ci.ReasonOutputInvalid
+	default:
+		return ci.ReasonInternal
+	}
 }
