@@ -45,7 +45,7 @@ var builtBinary = sync.OnceValues(func() (string, error) {
 	}
 	fresh := filepath.Join(dir, "building-"+randomText(8))
 	defer os.Remove(fresh) //nolint:errcheck // it has been renamed when all went well
-	cmd := exec.Command("go", "build", "-trimpath", "-o", fresh, "./cmd/forgeci")
+	cmd := exec.Command("go", "build", "-o", fresh, "./cmd/forgeci")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
