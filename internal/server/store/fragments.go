@@ -21,7 +21,7 @@ func expand(text string) string {
 		"{{attempt}}", `job_id, epoch, run_id, org_id, runner_id, session_id, lease_id, claim_request, state, phase, conclusion,
   reason, detail, winner, evidence, exit_code, end_request, end_digest, end_answer, claimed_us, executing_us, ended_us`,
 		"{{session}}", `s.id, s.org_id, s.runner_id, s.request_id, s.offer_id, s.slots, s.protocol, s.version, s.present,
-  s.draining, s.opened_us, s.gone_us, r.name, r.status,
+  s.state, s.opened_us, s.gone_us, r.name, r.status,
   (SELECT COUNT(*) FROM occupancy o WHERE o.runner_id = s.runner_id)`,
 		"{{log}}", `log.job_id, log.epoch, log.org_id, log.state, log.bytes, log.cut, log.gap, log.lines, log.extents, log.next_seq,
   log.ahead_seq, log.streams, log.finals, log.archive_key, log.archive_size, log.index_size, log.index_digest, log.ended_us, log.sealed_us`,

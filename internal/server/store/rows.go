@@ -289,7 +289,7 @@ type Session struct {
 	Protocol   int64
 	Version    string
 	Present    int64
-	Draining   int64
+	State      string // open, draining, ended
 	OpenedUS   int64
 	GoneUS     int64
 	RunnerName string
@@ -299,7 +299,7 @@ type Session struct {
 
 func scanSession(r scanner, v *Session) error {
 	return r.Scan(&v.ID, &v.Org, &v.Runner, &v.RequestID, &v.Offer, &v.Slots, &v.Protocol, &v.Version, &v.Present,
-		&v.Draining, &v.OpenedUS, &v.GoneUS, &v.RunnerName, &v.Status, &v.Occupied)
+		&v.State, &v.OpenedUS, &v.GoneUS, &v.RunnerName, &v.Status, &v.Occupied)
 }
 
 // Step is one step record.

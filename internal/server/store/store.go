@@ -99,11 +99,9 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Tx is one transaction.
 type Tx struct {
-	s      *Store
-	tx     *sql.Tx
-	db     *sql.DB
-	nowUS  int64
-	writes bool
+	s  *Store
+	tx *sql.Tx
+	db *sql.DB
 }
 
 // How often a transaction is tried when the database asks for it (deadlock,
@@ -117,7 +115,7 @@ const maxTries = 8
 // the error is ErrUnavailable and the caller's own idempotency decides.
 func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 	for try := 1; ; try++ {
-		err := s.once(ctx, s.write, &sql.TxOptions{}, true, fn)
+		err := s.once(ctx, s.write, &sql.TxOptions{}, fn)
 		if err == nil || try == maxTries || !s.d.retryable(err) {
 			return s.wrap(err)
 		}
@@ -130,10 +128,10 @@ func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 // Read runs fn in a read-only transaction: it sees one state of the database on
 // SQLite and, statement by statement, committed states on PostgreSQL.
 func (s *Store) Read(ctx context.Context, fn func(*Tx) error) error {
-	return s.wrap(s.once(ctx, s.read, &sql.TxOptions{ReadOnly: s.d.readOnlyTx}, false, fn))
+	return s.wrap(s.once(ctx, s.read, &sql.TxOptions{ReadOnly: s.d.readOnlyTx}, fn))
 }
 
-func (s *Store) once(ctx context.Context, db *sql.DB, o *sql.TxOptions, writes bool, fn func(*Tx) error) (err error) {
+func (s *Store) once(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(*Tx) error) (err error) {
 	tx, err := db.BeginTx(ctx, o)
 	if err != nil {
 		return err
@@ -144,30 +142,25 @@ func (s *Store) once(ctx context.Context, db *sql.DB, o *sql.TxOptions, writes b
 			panic(p)
 		}
 	}()
-	if err := fn(&Tx{s: s, tx: tx, db: db, writes: writes}); err != nil {
+	if err := fn(&Tx{s: s, tx: tx, db: db}); err != nil {
 		_ = tx.Rollback()
 		return err
 	}
 	return tx.Commit()
 }
 
-// Now returns the database's time in microseconds, read once per transaction at
-// its first call: call it after the transaction holds its locks.
+// Now returns the database's time in microseconds, as it is at this moment: call
+// it after the transaction holds its locks, and once.
 func (t *Tx) Now(ctx context.Context) (int64, error) {
-	if t.nowUS != 0 {
-		return t.nowUS, nil
-	}
 	switch {
 	case t.s.now != nil:
-		t.nowUS = t.s.now()
+		return t.s.now(), nil
 	case t.s.d.nowSQL == "":
-		t.nowUS = time.Now().UnixMicro()
-	default:
-		if err := t.tx.QueryRowContext(ctx, t.s.d.nowSQL).Scan(&t.nowUS); err != nil {
-			return 0, err
-		}
+		return time.Now().UnixMicro(), nil
 	}
-	return t.nowUS, nil
+	var now int64
+	err := t.tx.QueryRowContext(ctx, t.s.d.nowSQL).Scan(&now)
+	return now, err
 }
 
 // stmt returns the prepared statement on this transaction's connection.

@@ -274,7 +274,7 @@ func (t *Tx) SessionByRequest(ctx context.Context, id ci.RunnerID, request strin
 	return one(ctx, t, "SessionByRequest", scanSession, id, request)
 }
 
-// SessionsOfRunner returns the present sessions of a runner.
+// SessionsOfRunner returns the sessions of a runner that have not ended.
 func (t *Tx) SessionsOfRunner(ctx context.Context, id ci.RunnerID) ([]Session, error) {
 	return query(ctx, t, "SessionsOfRunner", scanSession, id)
 }
@@ -314,5 +314,11 @@ func (t *Tx) SessionBack(ctx context.Context, id ci.SessionID) (bool, error) {
 // DrainSession marks a session as taking nothing new.
 func (t *Tx) DrainSession(ctx context.Context, id ci.SessionID) error {
 	_, err := t.exec(ctx, "SessionDrain", id)
+	return err
+}
+
+// EndSession ends a session for good.
+func (t *Tx) EndSession(ctx context.Context, id ci.SessionID, now int64) error {
+	_, err := t.exec(ctx, "SessionEnd", id, now)
 	return err
 }

@@ -43,7 +43,13 @@ func (t *Tx) UpdateRuns(ctx context.Context, runs []*Run) error {
 			"was_state": r.wasState, "was_cancel": r.wasCancel}
 	}
 	n, err := t.exec(ctx, "RunsUpdate", object(m))
-	return changed(n, len(runs), "runs", err)
+	if err := changed(n, len(runs), "runs", err); err != nil {
+		return err
+	}
+	for _, r := range runs {
+		r.wasState, r.wasCancel = r.State, r.CancelVersion
+	}
+	return nil
 }
 
 // changed turns a guarded update that missed rows into an error: the rows were
@@ -137,7 +143,13 @@ func (t *Tx) UpdateJobs(ctx context.Context, jobs []*Job) error {
 			"was_state": j.wasState, "was_epoch": j.wasEpoch}
 	}
 	n, err := t.exec(ctx, "JobsUpdate", object(m))
-	return changed(n, len(jobs), "jobs", err)
+	if err := changed(n, len(jobs), "jobs", err); err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		j.wasState, j.wasEpoch = j.State, j.Epoch
+	}
+	return nil
 }
 
 // FinishNeeds counts the finished jobs down in those that need them and returns

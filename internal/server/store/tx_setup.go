@@ -44,6 +44,11 @@ func (t *Tx) Org(ctx context.Context, id ci.OrgID) (Org, bool, error) {
 	return one(ctx, t, "OrgGet", scanOrg, id)
 }
 
+// OrgIDs returns all organisations.
+func (t *Tx) OrgIDs(ctx context.Context) ([]ci.OrgID, error) {
+	return query(ctx, t, "OrgIDs", func(r scanner, v *ci.OrgID) error { return r.Scan(v) })
+}
+
 // LockOrgs locks and returns organisations, in order. They come last in the
 // order of locks.
 func (t *Tx) LockOrgs(ctx context.Context, ids []ci.OrgID) ([]Org, error) {

@@ -100,7 +100,7 @@ CREATE TABLE session (
   protocol BIGINT NOT NULL,
   version TEXT NOT NULL,
   present BIGINT NOT NULL DEFAULT 1,            -- 1 while it polls or renews
-  draining BIGINT NOT NULL DEFAULT 0,
+  state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'draining', 'ended')),
   opened_us BIGINT NOT NULL,
   gone_us BIGINT NOT NULL DEFAULT 0,
   UNIQUE (runner_id, request_id)

@@ -160,7 +160,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9);
 SELECT {{session}} FROM session s JOIN runner r ON r.id = s.runner_id WHERE s.runner_id = $1 AND s.request_id = $2;
 
 -- name: SessionsOfRunner
-SELECT {{session}} FROM session s JOIN runner r ON r.id = s.runner_id WHERE s.runner_id = $1 AND s.present = 1;
+SELECT {{session}} FROM session s JOIN runner r ON r.id = s.runner_id WHERE s.runner_id = $1 AND s.state <> 'ended';
 
 -- name: SessionGet
 SELECT {{session}} FROM session s JOIN runner r ON r.id = s.runner_id WHERE s.id = $1;
@@ -178,7 +178,10 @@ SELECT id FROM session WHERE id IN (SELECT key FROM json_each($1)) ORDER BY id /
 UPDATE session SET present = 0, gone_us = $2 WHERE id = $1 AND present = 1;
 
 -- name: SessionBack
-UPDATE session SET present = 1, gone_us = 0 WHERE id = $1 AND present = 0;
+UPDATE session SET present = 1, gone_us = 0 WHERE id = $1 AND present = 0 AND state <> 'ended';
 
 -- name: SessionDrain
-UPDATE session SET draining = 1 WHERE id = $1 AND draining = 0;
+UPDATE session SET state = 'draining' WHERE id = $1 AND state = 'open';
+
+-- name: SessionEnd
+UPDATE session SET state = 'ended', present = 0, gone_us = $2 WHERE id = $1 AND state <> 'ended';

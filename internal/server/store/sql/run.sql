@@ -30,8 +30,9 @@ WHERE run.id = x.id AND run.state = x.was_state AND run.cancel_version = x.was_c
 
 -- name: RunsStarted
 -- A claim starts its run; a run that is cancelling keeps its state.
-UPDATE run SET state = 'running', started_us = $2
-WHERE id IN (SELECT key FROM json_each($1)) AND state = 'waiting';
+-- A run that another transaction holds is passed over: that one, or the next, does it.
+UPDATE run SET state = 'running', started_us = $2 WHERE id IN (
+  SELECT r.id FROM run r WHERE r.id IN (SELECT key FROM json_each($1)) AND r.state = 'waiting' /*lock skip*/);
 
 -- name: JobsInsert
 INSERT INTO job (id, run_id, org_id, idx, name, key, spec, shape_id, prio, chain, allow_failure, operation_id, needs_left,

@@ -18,6 +18,9 @@ INSERT INTO org (id, name, created_us) VALUES ($1, $2, $3) ON CONFLICT (name) DO
 -- name: OrgByName
 SELECT {{org}} FROM org WHERE name = $1;
 
+-- name: OrgIDs
+SELECT id FROM org ORDER BY id;
+
 -- name: OrgGet
 SELECT {{org}} FROM org WHERE id = $1;
 

@@ -1,0 +1,428 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/store"
+)
+
+// claimOp is one claim in a batch.
+type claimOp struct {
+	who     Identity
+	session ci.SessionID
+	request string
+
+	lease *ci.LeaseRef // the answer; nil = nothing to do
+	err   *error
+}
+
+// MaxPoll bounds how long a claim may wait.
+const MaxPoll = 60 * time.Second
+
+// Claim gives the session the best job it can serve, waiting up to wait for one;
+// nil means there was none. In one transaction it checks that the run is active,
+// the job ready in its current generation and the runner has a free slot, makes
+// the attempt with the next epoch, its lease and its occupancy. The same session
+// asking again with the same request ID gets the same lease while it is current
+// and ErrLeaseLost afterwards, never a second job.
+func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*protocol.Ticket, error) {
+	if req.RequestID == "" || len(req.RequestID) > 128 {
+		return nil, ci.Errorf(ci.ErrInvalid, "request_id: 1 to 128 characters are needed")
+	}
+	deadline := time.NewTimer(min(max(req.Wait.Std(), 0), MaxPoll))
+	defer deadline.Stop()
+	session, work, err := e.claimable(ctx, who, req)
+	if err != nil {
+		return nil, err
+	}
+	e.fleet.polling(session.ID, 1)
+	defer e.fleet.polling(session.ID, -1)
+	p, stop := e.hub.listen(session.Offer)
+	defer stop()
+	first := true
+	for {
+		if !work && first {
+			// Something may have been opened between the look and the listening.
+			if session, work, err = e.claimable(ctx, who, req); err != nil {
+				return nil, err
+			}
+		}
+		first = false
+		if work {
+			op := &claimOp{who: who, session: req.Session, request: req.RequestID}
+			if err := e.writer.do(ctx, &request{claim: op, done: make(chan struct{})}); err != nil {
+				return nil, err
+			}
+			if op.lease != nil {
+				return e.ticket(ctx, *op.lease)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-deadline.C:
+			return nil, nil
+		case <-p.woken:
+			work = true
+			if e.hub.isClosed() {
+				return nil, nil
+			}
+		}
+	}
+}
+
+// claimable looks, without locks, whether a claim is worth a transaction: an
+// idle poll writes nothing.
+func (e *Engine) claimable(ctx context.Context, who Identity, req protocol.Claim) (s store.Session, work bool, err error) {
+	err = e.Store.Read(ctx, func(tx *store.Tx) error {
+		var ok bool
+		if s, ok, err = tx.Session(ctx, req.Session); err != nil {
+			return err
+		}
+		if err := mayClaim(s, ok, who); err != nil {
+			return err
+		}
+		old, err := tx.AttemptsByClaim(ctx, []store.ClaimKey{{Session: req.Session, Request: req.RequestID}})
+		if err != nil || len(old) > 0 {
+			work = true
+			return err
+		}
+		shapes, err := tx.OpenShapes(ctx, s.Offer)
+		work = len(shapes) > 0
+		return err
+	})
+	if err != nil {
+		return s, false, err
+	}
+	if !e.fleet.seen(s.ID, false) {
+		err = e.sessionBack(ctx, s)
+	}
+	return s, work, err
+}
+
+func mayClaim(s store.Session, ok bool, who Identity) error {
+	switch {
+	case !ok || s.Org != who.Org || s.Runner != who.Runner:
+		return ci.Errorf(ci.ErrNotFound, "no such session of this runner")
+	case s.State == "ended":
+		return ci.Errorf(ci.ErrConflict, "the session has ended: open a new one")
+	case s.Status == "fenced":
+		return ci.Errorf(ci.ErrConflict, "the runner was fenced by an operator: open a new session")
+	}
+	return nil
+}
+
+func (h *hub) isClosed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.closed
+}
+
+// lockClaimers locks the claimers' sessions, the first in the order of locks.
+func (t *txn) lockClaimers(ctx context.Context, ops []*claimOp) (map[ci.SessionID]*store.Session, error) {
+	if len(ops) == 0 {
+		return nil, nil
+	}
+	ids := make([]ci.SessionID, len(ops))
+	for i, op := range ops {
+		op.lease = nil
+		ids[i] = op.session
+	}
+	rows, err := t.LockSessions(ctx, ids)
+	out := make(map[ci.SessionID]*store.Session, len(rows))
+	for i := range rows {
+		out[rows[i].ID] = &rows[i]
+	}
+	return out, err
+}
+
+// claimBatch answers claims: repeats first, then by offer the best open jobs.
+func (t *txn) claimBatch(ctx context.Context, ops []*claimOp, sessions map[ci.SessionID]*store.Session) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	fresh, err := t.repeatClaims(ctx, ops)
+	if err != nil {
+		return err
+	}
+	// Slots are counted per runner: its sessions share them.
+	free := map[ci.RunnerID]int64{}
+	byOffer := map[string][]*claimOp{}
+	for _, op := range fresh {
+		s := sessions[op.session]
+		if s == nil {
+			*op.err = ci.Errorf(ci.ErrNotFound, "no such session of this runner")
+			continue
+		}
+		if err := mayClaim(*s, true, op.who); err != nil {
+			*op.err = err
+			continue
+		}
+		if _, ok := free[s.Runner]; !ok {
+			free[s.Runner] = s.Slots - s.Occupied
+		}
+		if s.State != "open" || s.Status != "active" || free[s.Runner] <= 0 {
+			continue
+		}
+		free[s.Runner]--
+		byOffer[s.Offer] = append(byOffer[s.Offer], op)
+	}
+	offers := make([]string, 0, len(byOffer))
+	for o := range byOffer {
+		offers = append(offers, o)
+	}
+	slices.Sort(offers)
+	for _, o := range offers {
+		if err := t.claimOffer(ctx, o, byOffer[o], sessions); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// repeatClaims answers requests that were answered before and returns the others.
+func (t *txn) repeatClaims(ctx context.Context, ops []*claimOp) ([]*claimOp, error) {
+	ks := make([]store.ClaimKey, len(ops))
+	for i, op := range ops {
+		ks[i] = store.ClaimKey{Session: op.session, Request: op.request}
+	}
+	old, err := t.AttemptsByClaim(ctx, ks)
+	if err != nil {
+		return nil, err
+	}
+	if len(old) == 0 {
+		return firstOfEach(ops), nil
+	}
+	made := map[store.ClaimKey]store.Attempt{}
+	jobs := make([]ci.JobID, 0, len(old))
+	for _, a := range old {
+		made[store.ClaimKey{Session: a.Session, Request: a.ClaimRequest}] = a
+		jobs = append(jobs, a.Job)
+	}
+	leases, err := t.LockLeases(ctx, jobs)
+	if err != nil {
+		return nil, err
+	}
+	now, err := t.lockedNow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var fresh []*claimOp
+	for i, op := range ops {
+		a, ok := made[ks[i]]
+		if !ok {
+			fresh = append(fresh, op)
+			continue
+		}
+		*op.err = ci.Rejected(ci.RejectEnded)
+		for _, l := range leases {
+			if judge(op.who, a.Ref(), &l, now, WhileCancelling) == ci.RejectNone {
+				ref := a.Ref()
+				op.lease, *op.err = &ref, nil
+			}
+		}
+	}
+	return firstOfEach(fresh), nil
+}
+
+// firstOfEach drops simultaneous repeats of one request: the later ones are told
+// to ask again and then get the first one's answer.
+func firstOfEach(ops []*claimOp) []*claimOp {
+	seen := map[store.ClaimKey]bool{}
+	var out []*claimOp
+	for _, op := range ops {
+		k := store.ClaimKey{Session: op.session, Request: op.request}
+		if seen[k] {
+			*op.err = &ci.Error{Kind: ci.ErrUnavailable, Detail: "the same claim is being answered; ask again"}
+			continue
+		}
+		seen[k] = true
+		out = append(out, op)
+	}
+	return out
+}
+
+// claimOffer gives the best open jobs of an offer's shapes to its claimers.
+func (t *txn) claimOffer(ctx context.Context, offer string, ops []*claimOp, sessions map[ci.SessionID]*store.Session) error {
+	shapes, err := t.OpenShapes(ctx, offer)
+	if err != nil || len(shapes) == 0 {
+		return err
+	}
+	org := ops[0].who.Org
+	var heads []store.Queued
+	for _, s := range shapes {
+		h, err := t.LockHeads(ctx, s, org, len(ops))
+		if err != nil {
+			return err
+		}
+		heads = append(heads, h...)
+	}
+	slices.SortFunc(heads, func(a, b store.Queued) int {
+		return cmp.Or(cmp.Compare(a.Prio, b.Prio), cmp.Compare(a.VFT, b.VFT), cmp.Compare(a.Job, b.Job))
+	})
+	if len(heads) > len(ops) {
+		heads = heads[:len(ops)]
+	}
+	if len(heads) == 0 {
+		return nil
+	}
+	ids := make([]ci.JobID, len(heads))
+	for i, h := range heads {
+		ids[i] = h.Job
+	}
+	if _, err := t.TakeQueued(ctx, ids); err != nil {
+		return err
+	}
+	locked, err := t.LockJobs(ctx, ids)
+	if err != nil {
+		return err
+	}
+	jobs := make(map[ci.JobID]*store.Job, len(locked))
+	for i := range locked {
+		jobs[locked[i].ID] = &locked[i]
+	}
+	now, err := t.lockedNow(ctx)
+	if err != nil {
+		return err
+	}
+	var attempts []store.NewAttempt
+	var changed []*store.Job
+	runs := map[ci.RunID]bool{}
+	for i, h := range heads {
+		j, op := jobs[h.Job], ops[i]
+		if j == nil || j.State != ci.StateReady || j.Generation != h.Generation {
+			t.releaseAdmission(h.Org, 1) // a row that says nothing true any more
+			continue
+		}
+		s := sessions[op.session]
+		j.State, j.Phase = ci.StateRunning, ci.PhaseClaimed
+		j.Epoch++
+		ref := ci.LeaseRef{Run: j.Run, Job: j.ID, Runner: s.Runner, Session: s.ID, Lease: t.e.newLeaseID(), Epoch: j.Epoch}
+		attempts = append(attempts, store.NewAttempt{Ref: ref, Org: j.Org, ClaimRequest: op.request})
+		changed = append(changed, j)
+		runs[j.Run] = true
+		op.lease = &ref
+		t.e.fleet.claimed(h.VFT)
+		t.changedRun(j.Run)
+		t.record(store.Audit{Org: j.Org, Actor: string(s.Runner), Action: "claimed", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
+			Object: string(ref.Lease), Detail: "by " + s.RunnerName})
+		t.say("job claimed", "job", j.ID, "run", j.Run, "epoch", j.Epoch, "runner", s.Runner)
+	}
+	if len(attempts) == 0 {
+		return nil
+	}
+	if err := t.UpdateJobs(ctx, changed); err != nil {
+		return err
+	}
+	if err := t.InsertAttempts(ctx, attempts, now, now+t.e.ttlUS()); err != nil {
+		return err
+	}
+	ids2 := make([]ci.RunID, 0, len(runs))
+	for id := range runs {
+		ids2 = append(ids2, id)
+	}
+	return t.StartRuns(ctx, ids2, now)
+}
+
+// ticket renders what the runner needs to know; all of it is frozen by now.
+func (e *Engine) ticket(ctx context.Context, ref ci.LeaseRef) (*protocol.Ticket, error) {
+	t := &protocol.Ticket{Lease: ref, LeaseTTL: ci.Duration(e.LeaseTTL), Grace: ci.Duration(e.Grace)}
+	err := e.Store.Read(ctx, func(tx *store.Tx) error {
+		run, ok, err := tx.Run(ctx, ref.Run)
+		if err != nil || !ok {
+			return errors.Join(err, noRow(ok, "run"))
+		}
+		job, ok, err := tx.Job(ctx, ref.Job)
+		if err != nil || !ok {
+			return errors.Join(err, noRow(ok, "job"))
+		}
+		specs, err := tx.Specs(ctx, []ci.JobID{ref.Job})
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal([]byte(specs[ref.Job]), &t.Job); err != nil {
+			return err
+		}
+		repo, _, err := tx.Repo(ctx, run.Org, run.Repo)
+		if err != nil {
+			return err
+		}
+		var plan ci.Plan
+		if err := json.Unmarshal([]byte(run.Plan), &plan); err != nil {
+			return err
+		}
+		src, ok, err := tx.Source(ctx, run.Org, run.SourceDigest)
+		if err != nil || !ok {
+			return errors.Join(err, noRow(ok, "source"))
+		}
+		t.OperationID = job.OperationID
+		t.Source = protocol.Source{Digest: src.Digest, Blob: src.BlobDigest, Size: src.Size}
+		t.Run = protocol.RunInfo{Number: run.Number, Repo: repo.Name, Workflow: run.Workflow, Path: run.Path, Event: run.Event,
+			CommitSHA: run.CommitSHA, Ref: run.Ref, Message: run.Message, Author: run.Author, ParentRun: run.Parent,
+			Trust: run.Trust, Inputs: plan.Inputs, URL: e.RunURL(run.ID)}
+		needs, err := tx.NeedsOf(ctx, []ci.JobID{ref.Job})
+		if err != nil {
+			return err
+		}
+		t.Needs = needResults(needs[ref.Job])
+		t.Restore, err = restores(ctx, tx, run.ID, t.Job)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func noRow(ok bool, what string) error {
+	if ok {
+		return nil
+	}
+	return errors.New("engine: the " + what + " of a lease is missing")
+}
+
+// RunURL is where people look at a run.
+func (e *Engine) RunURL(id ci.RunID) string {
+	if e.URL == "" {
+		return ""
+	}
+	return e.URL + "/runs/" + string(id)
+}
+
+// restores resolves what the job restores to the bindings of its producers. One
+// that is missing is left out: the runner says so and fails explicitly.
+func restores(ctx context.Context, tx *store.Tx, run ci.RunID, spec ci.JobSpec) ([]protocol.RestoreArtifact, error) {
+	if len(spec.Restore) == 0 {
+		return nil, nil
+	}
+	bindings, err := tx.BindingsOfRun(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	jobs, err := tx.JobsOfRun(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	var out []protocol.RestoreArtifact
+	for _, want := range spec.Restore {
+		for _, j := range jobs {
+			if j.Key != want.FromJob && j.Name != want.FromJob {
+				continue
+			}
+			for _, b := range bindings {
+				if b.Job == j.ID && b.Name == want.Name {
+					out = append(out, protocol.RestoreArtifact{ID: b.Artifact.ID, Name: want.Name, Path: want.Path,
+						Digest: b.Artifact.Digest, Size: b.Artifact.Size})
+				}
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,144 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"forgeci/internal/server/store"
+)
+
+// clockGuard compares the advance of the database's clock with this process's
+// monotonic clock. A difference over TTL/4 is a jump: it must expire nothing, so
+// all live deadlines are moved by it, once for all nodes (SPEC decision 5).
+type clockGuard struct {
+	ttl  time.Duration
+	mono func() time.Duration
+
+	mu     sync.Mutex
+	base   int64         // database time at baseAt
+	baseAt time.Duration // monotonic
+	seen   bool
+	shift  int64 // the sum of shifts that this node has taken into account
+}
+
+// clockJump says by how much the database's clock jumped, microseconds.
+type clockJump struct{ delta int64 }
+
+func (j *clockJump) Error() string { return fmt.Sprintf("the database's clock jumped by %d µs", j.delta) }
+
+func asClockJump(err error) (*clockJump, bool) {
+	var j *clockJump
+	return j, errors.As(err, &j)
+}
+
+// read reads the database's clock and notes it; a jump is an error that ends the
+// transaction before anything is decided. A reading that took long (the process
+// was stopped, the database slow) says nothing about jumps and is taken again.
+func (g *clockGuard) read(ctx context.Context, tx *store.Tx) (int64, error) {
+	for try := 1; ; try++ {
+		before := g.mono()
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return 0, err
+		}
+		after := g.mono()
+		if after-before > g.ttl/16 {
+			if try < 3 {
+				continue
+			}
+			return now, nil
+		}
+		return now, g.check(now, after)
+	}
+}
+
+func (g *clockGuard) check(now int64, at time.Duration) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.seen {
+		g.base, g.baseAt, g.seen = now, at, true
+		return nil
+	}
+	delta := (now - g.base) - (at - g.baseAt).Microseconds()
+	if max(delta, -delta) > (g.ttl / 4).Microseconds() {
+		return &clockJump{delta}
+	}
+	if at > g.baseAt { // the base follows, so that a slow drift is no jump
+		g.base, g.baseAt = now, at
+	}
+	return nil
+}
+
+func (g *clockGuard) moved(delta, shift int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.base += delta
+	g.shift = shift
+}
+
+// metaClock holds the sum of all shifts: the clock base that nodes agree on.
+const metaClock = "clock_shift_us"
+
+// shiftClock moves all live deadlines by a jump, unless another node has done so.
+func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
+	var sum int64
+	var moved int64
+	err := e.Store.Write(ctx, func(tx *store.Tx) error {
+		if err := tx.InsertMeta(ctx, metaClock, "0"); err != nil {
+			return err
+		}
+		text, err := tx.LockMeta(ctx, metaClock)
+		if err != nil {
+			return err
+		}
+		if sum, err = strconv.ParseInt(text, 10, 64); err != nil {
+			return fmt.Errorf("meta %s: %w", metaClock, err)
+		}
+		e.clock.mu.Lock()
+		known := e.clock.shift
+		e.clock.mu.Unlock()
+		if done := sum - known; near(done, jump.delta, e.clock.ttl/8) {
+			return nil
+		}
+		if moved, err = tx.ShiftLeases(ctx, jump.delta); err != nil {
+			return err
+		}
+		if err := tx.ShiftDue(ctx, jump.delta); err != nil {
+			return err
+		}
+		sum += jump.delta
+		if err := tx.SetMeta(ctx, metaClock, strconv.FormatInt(sum, 10)); err != nil {
+			return err
+		}
+		return e.auditInstallation(ctx, tx, "clock_shifted", fmt.Sprintf("the database's clock jumped by %s: %d live leases moved with it",
+			time.Duration(jump.delta)*time.Microsecond, moved))
+	})
+	if err != nil {
+		return err
+	}
+	e.clock.moved(jump.delta, sum)
+	e.Log.Warn("the database's clock jumped; live deadlines were moved", "jump", time.Duration(jump.delta)*time.Microsecond, "leases", moved)
+	return nil
+}
+
+func near(a, b int64, within time.Duration) bool {
+	d := a - b
+	return max(d, -d) <= within.Microseconds()
+}
+
+// loadClock learns what shifts happened before this process started.
+func (e *Engine) loadClock(ctx context.Context, tx *store.Tx) error {
+	text, err := tx.Meta(ctx, metaClock)
+	if err != nil || text == "" {
+		return err
+	}
+	sum, err := strconv.ParseInt(text, 10, 64)
+	e.clock.mu.Lock()
+	e.clock.shift = sum
+	e.clock.mu.Unlock()
+	return err
+}

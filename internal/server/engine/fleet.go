@@ -1,0 +1,309 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/server/policy"
+	"forgeci/internal/server/store"
+)
+
+// fleet is what this node knows of sessions without asking the database: which
+// offers are present, which shapes they serve and when a session was last heard
+// of. It is a hint: the database decides, and every sweep refreshes it.
+type fleet struct {
+	mono func() time.Duration
+
+	mu       sync.Mutex
+	sessions map[ci.SessionID]presence
+	shapes   map[string]map[string]bool // offer -> shapes it serves
+	live     map[string]int             // shape -> present sessions that serve it
+	vtime    int64                      // virtual time of the last claimed job
+}
+
+type presence struct {
+	offer  string
+	seen   time.Duration
+	beat   time.Duration // last heartbeat, 0 = none
+	polls  int
+	runner ci.RunnerID
+}
+
+func newFleet(mono func() time.Duration) *fleet {
+	return &fleet{mono: mono, sessions: map[ci.SessionID]presence{}, shapes: map[string]map[string]bool{}, live: map[string]int{}}
+}
+
+// loadFleet reads the present sessions, offers and shapes.
+func (e *Engine) loadFleet(ctx context.Context) error {
+	return e.Store.Read(ctx, func(tx *store.Tx) error {
+		if err := e.loadClock(ctx, tx); err != nil {
+			return err
+		}
+		return e.refreshFleet(ctx, tx)
+	})
+}
+
+func (e *Engine) refreshFleet(ctx context.Context, tx *store.Tx) error {
+	sessions, err := tx.PresentSessions(ctx)
+	if err != nil {
+		return err
+	}
+	offers, err := tx.Offers(ctx)
+	if err != nil {
+		return err
+	}
+	shapes, err := tx.Shapes(ctx)
+	if err != nil {
+		return err
+	}
+	serve := make(map[string]map[string]bool, len(offers))
+	for _, o := range offers {
+		serve[o.ID] = map[string]bool{}
+		var offer policy.Offer
+		if err := json.Unmarshal([]byte(o.JSON), &offer); err != nil {
+			return err
+		}
+		for _, s := range shapes {
+			var need ci.Requirements
+			if err := json.Unmarshal([]byte(s.JSON), &need); err != nil {
+				return err
+			}
+			if policy.Mismatch(need, offer) == "" {
+				serve[o.ID][s.ID] = true
+			}
+		}
+	}
+	e.fleet.replace(sessions, serve)
+	return nil
+}
+
+func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.mono()
+	next := make(map[ci.SessionID]presence, len(sessions))
+	for _, s := range sessions {
+		p, known := f.sessions[s.ID]
+		if !known {
+			p.seen = now // unknown until now: give it a full TTL
+		}
+		p.offer, p.runner = s.Offer, s.Runner
+		next[s.ID] = p
+	}
+	f.sessions, f.shapes = next, serve
+	f.recount()
+}
+
+func (f *fleet) recount() {
+	f.live = map[string]int{}
+	for _, p := range f.sessions {
+		for shape := range f.shapes[p.offer] {
+			f.live[shape]++
+		}
+	}
+}
+
+// serves reports whether a present session serves the shape.
+func (f *fleet) serves(shape string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.live[shape] > 0
+}
+
+// offersOf returns the offers that serve a shape.
+func (f *fleet) offersOf(shape string) map[string]bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]bool{}
+	for offer, shapes := range f.shapes {
+		if shapes[shape] {
+			out[offer] = true
+		}
+	}
+	return out
+}
+
+// seen notes that a session was heard of; known is false when this node does not
+// think it present.
+func (f *fleet) seen(id ci.SessionID, beat bool) (known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p, ok := f.sessions[id]
+	if !ok {
+		return false
+	}
+	p.seen = f.mono()
+	if beat {
+		p.beat = p.seen
+	}
+	f.sessions[id] = p
+	return true
+}
+
+// polling counts open long polls of a session.
+func (f *fleet) polling(id ci.SessionID, delta int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p, ok := f.sessions[id]; ok {
+		p.polls += delta
+		p.seen = f.mono()
+		f.sessions[id] = p
+	}
+}
+
+// silent returns sessions that have neither polled nor renewed for longer than d.
+func (f *fleet) silent(d time.Duration) []ci.SessionID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []ci.SessionID
+	now := f.mono()
+	for id, p := range f.sessions {
+		if p.polls == 0 && now-p.seen > d {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// beatWithin reports whether the session sent a heartbeat within d.
+func (f *fleet) beatWithin(id ci.SessionID, d time.Duration) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p, ok := f.sessions[id]
+	return ok && p.beat > 0 && f.mono()-p.beat <= d
+}
+
+// online reports whether a session of the runner is present, and how long ago it
+// was last heard of.
+func (f *fleet) online(id ci.RunnerID) (ok bool, ago time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.sessions {
+		if p.runner == id {
+			if p.polls > 0 {
+				return true, 0
+			}
+			return true, f.mono() - p.seen
+		}
+	}
+	return false, 0
+}
+
+func (f *fleet) add(s store.Session, shapes map[string]bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if shapes != nil {
+		f.shapes[s.Offer] = shapes
+	}
+	f.sessions[s.ID] = presence{offer: s.Offer, seen: f.mono(), runner: s.Runner}
+	f.recount()
+}
+
+func (f *fleet) remove(id ci.SessionID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.sessions, id)
+	f.recount()
+}
+
+// addShape makes a new shape known; it returns the offers that serve it.
+func (f *fleet) addShape(id string, offers []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range offers {
+		if f.shapes[o] == nil {
+			f.shapes[o] = map[string]bool{}
+		}
+		f.shapes[o][id] = true
+	}
+	f.recount()
+}
+
+func (f *fleet) virtualTime() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.vtime
+}
+
+func (f *fleet) claimed(vft int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.vtime = max(f.vtime, vft)
+}
+
+// intern returns the ID of a value's canonical JSON.
+func intern(prefix string, v any) (id, text string) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("engine: " + err.Error()) // plain data only
+	}
+	sum := sha256.Sum256(b)
+	return prefix + "_" + hex.EncodeToString(sum[:10]), string(b)
+}
+
+// internShape stores a job's requirements and joins them with the offers that
+// meet them.
+func (t *txn) internShape(ctx context.Context, need ci.Requirements, now int64) (string, error) {
+	id, text := intern("shp", need)
+	fresh, err := t.InsertShape(ctx, id, text, now)
+	if err != nil || !fresh {
+		return id, err
+	}
+	// A shape and an offer that are new at the same time must see each other.
+	if _, err := t.LockMeta(ctx, metaShapes); err != nil {
+		return "", err
+	}
+	offers, err := t.Offers(ctx)
+	if err != nil {
+		return "", err
+	}
+	var pairs [][2]string
+	var serving []string
+	for _, o := range offers {
+		var offer policy.Offer
+		if err := json.Unmarshal([]byte(o.JSON), &offer); err != nil {
+			return "", err
+		}
+		if policy.Mismatch(need, offer) == "" {
+			pairs = append(pairs, [2]string{o.ID, id})
+			serving = append(serving, o.ID)
+		}
+	}
+	t.e.fleet.addShape(id, serving)
+	return id, t.JoinOffersShapes(ctx, pairs)
+}
+
+// internOffer stores what a session offers and joins it with the shapes it meets.
+func (t *txn) internOffer(ctx context.Context, offer policy.Offer, now int64) (string, map[string]bool, error) {
+	id, text := intern("ofr", offer)
+	if _, err := t.InsertOffer(ctx, id, text, now); err != nil {
+		return "", nil, err
+	}
+	if _, err := t.LockMeta(ctx, metaShapes); err != nil {
+		return "", nil, err
+	}
+	shapes, err := t.Shapes(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	served := map[string]bool{}
+	var pairs [][2]string
+	for _, s := range shapes {
+		var need ci.Requirements
+		if err := json.Unmarshal([]byte(s.JSON), &need); err != nil {
+			return "", nil, err
+		}
+		if policy.Mismatch(need, offer) == "" {
+			served[s.ID] = true
+			pairs = append(pairs, [2]string{id, s.ID})
+		}
+	}
+	return id, served, t.JoinOffersShapes(ctx, pairs)
+}
