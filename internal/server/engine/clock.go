@@ -28,7 +28,9 @@ type clockGuard struct {
 // clockJump says by how much the database's clock jumped, microseconds.
 type clockJump struct{ delta int64 }
 
-func (j *clockJump) Error() string { return fmt.Sprintf("the database's clock jumped by %d µs", j.delta) }
+func (j *clockJump) Error() string {
+	return fmt.Sprintf("the database's clock jumped by %d µs", j.delta)
+}
 
 func asClockJump(err error) (*clockJump, bool) {
 	var j *clockJump

@@ -53,7 +53,7 @@ func (t *txn) applyEndings(ctx context.Context, b *board, endings []*ending) err
 		for _, a := range en.bind {
 			bindings = append(bindings, store.NewBinding{Run: en.job.Run, Job: en.job.ID, Name: a.Name, Artifact: a.ID, Org: en.job.Org})
 		}
-		logs = append(logs, logEnd(en))
+		logs = append(logs, store.LogEnd{Job: en.lease.Job, Epoch: en.lease.Epoch, Org: en.lease.Org, Streams: en.streams})
 		t.record(store.Audit{Org: en.lease.Org, Actor: en.actor, Action: "attempt_ended", Run: en.lease.Run, Job: en.lease.Job,
 			Epoch: en.lease.Epoch, Object: string(en.lease.ID), Detail: explainOutcome(en)})
 		t.say("attempt ended", "job", en.lease.Job, "run", en.lease.Run, "epoch", en.lease.Epoch, "runner", en.lease.Runner,
@@ -182,14 +182,6 @@ func endedAttempts(b *board, endings []*ending) ([]store.Attempt, error) {
 		out = append(out, a)
 	}
 	return out, nil
-}
-
-func logEnd(en *ending) store.LogEnd {
-	end := store.LogEnd{Job: en.lease.Job, Epoch: en.lease.Epoch, Org: en.lease.Org}
-	for _, s := range en.streams {
-		end.Streams = append(end.Streams, store.StreamFinal{Step: s.Step, Stream: int(s.Stream), Length: s.Length})
-	}
-	return end
 }
 
 func stepRows(ref ci.LeaseRef, steps []protocol.StepUpdate) []store.StepOf {

@@ -1,0 +1,127 @@
+package engine
+
+import (
+	"context"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/server/store"
+)
+
+// Cancel asks for the end of a run. It takes the run's lock, raises the cancel
+// version, concludes what has not started and asks the holders of leases to
+// stop. When nothing may still run the run is cancelled at once; otherwise it
+// stays cancelling until every sandbox is reported terminated or its host is
+// fenced. A run that had finished is ErrConflict; repeating changes nothing.
+func (e *Engine) Cancel(ctx context.Context, org ci.OrgID, actor string, id ci.RunID) error {
+	return e.transact(ctx, func(ctx context.Context, t *txn) error {
+		b, _, err := t.lockBoard(ctx, []ci.RunID{id}, nil)
+		if err != nil {
+			return err
+		}
+		run := b.runs[id]
+		switch {
+		case run == nil || run.Org != org:
+			return ci.Errorf(ci.ErrNotFound, "no run %s", id)
+		case run.State == ci.StateFinished:
+			return ci.Errorf(ci.ErrConflict, "the run has finished: %s", run.Conclusion)
+		case run.State == ci.StateCancelling:
+			return nil
+		}
+		run.State, run.Reason = ci.StateCancelling, ci.ReasonUser
+		run.CancelVersion++
+		if err := t.UpdateRuns(ctx, []*store.Run{run}); err != nil {
+			return err
+		}
+		t.changedRun(id)
+		t.record(store.Audit{Org: org, Actor: actor, Action: "cancel", Run: id})
+		t.say("run cancelling", "run", id, "actor", actor)
+		open, err := t.TakeQueuedRun(ctx, id)
+		if err != nil {
+			return err
+		}
+		t.releaseAdmission(org, open)
+		return t.cancelJobs(ctx, b, run)
+	})
+}
+
+// cancelJobs concludes jobs that no runner holds and marks the others.
+func (t *txn) cancelJobs(ctx context.Context, b *board, run *store.Run) error {
+	rows, err := t.LockUnfinishedJobs(ctx, run.ID)
+	if err != nil {
+		return err
+	}
+	var held []ci.JobID
+	var attempts []store.AttemptKey
+	var changed []*store.Job
+	for i := range rows {
+		j := &rows[i]
+		b.jobs[j.ID] = j
+		if j.State == ci.StateRunning {
+			j.State = ci.StateCancelling
+			held = append(held, j.ID)
+			attempts = append(attempts, store.AttemptKey{Job: j.ID, Epoch: j.Epoch})
+		} else {
+			b.conclude(j, ci.ConclusionCancelled, ci.ReasonUser, "cancelled before it started")
+		}
+		changed = append(changed, j)
+	}
+	if len(held) > 0 {
+		if err := t.CancelLeases(ctx, held); err != nil {
+			return err
+		}
+		if err := t.CancelAttempts(ctx, attempts); err != nil {
+			return err
+		}
+	}
+	return b.advance(ctx, changed)
+}
+
+// settleTerminated concludes jobs of cancelling runs whose attempts are now
+// proven to have ended without holding a lease any more.
+func (t *txn) settleTerminated(ctx context.Context, keys []store.AttemptKey, evidence, actor string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	rows, err := t.Attempts(ctx, keys)
+	if err != nil {
+		return err
+	}
+	var runs []ci.RunID
+	var jobs []ci.JobID
+	for _, a := range rows {
+		if err := t.SetEvidence(ctx, store.AttemptKey{Job: a.Job, Epoch: a.Epoch}, evidence); err != nil {
+			return err
+		}
+		t.record(store.Audit{Org: a.Org, Actor: actor, Action: "terminated", Run: a.Run, Job: a.Job, Epoch: a.Epoch,
+			Object: string(a.Lease), Detail: evidence})
+		if a.State == ci.StateCancelling {
+			runs = append(runs, a.Run)
+			jobs = append(jobs, a.Job)
+		}
+	}
+	if len(jobs) == 0 {
+		return nil
+	}
+	b, leases, err := t.lockBoard(ctx, runs, jobs)
+	if err != nil {
+		return err
+	}
+	var changed []*store.Job
+	var ended []store.Attempt
+	for _, a := range rows {
+		j := b.jobs[a.Job]
+		if a.State != ci.StateCancelling || j == nil || j.State != ci.StateCancelling || j.Epoch != a.Epoch || leases[a.Job] != nil {
+			continue
+		}
+		b.conclude(j, ci.ConclusionCancelled, ci.ReasonUser, "")
+		changed = append(changed, j)
+		a.State, a.Conclusion, a.Evidence, a.EndedUS = ci.StateFinished, ci.ConclusionCancelled, evidence, b.now
+		ended = append(ended, a)
+	}
+	if len(ended) > 0 {
+		if err := t.EndAttempts(ctx, ended); err != nil {
+			return err
+		}
+	}
+	return b.advance(ctx, changed)
+}

@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/server/policy"
+	"forgeci/internal/server/store"
+)
+
+// How many expired leases one transaction takes.
+const expireMost = 100
+
+// sweepLoop looks for expired leases, silent sessions and due backoffs at every
+// SweepEvery, and at once when something asks for it.
+func (e *Engine) sweepLoop(ctx context.Context) {
+	every := time.NewTicker(ci.SweepEvery(e.LeaseTTL))
+	defer every.Stop()
+	for {
+		full := true
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+		case <-e.kick:
+			full = false
+		}
+		if err := e.Sweep(ctx, full); err != nil && ctx.Err() == nil {
+			e.Log.Error("sweep failed; it is tried again", "error", err)
+		}
+	}
+}
+
+// poke makes the sweep look for due jobs and unwritten rejections now.
+func (e *Engine) poke() {
+	select {
+	case e.kick <- struct{}{}:
+	default:
+	}
+}
+
+// dueAt pokes when a backoff of afterUS microseconds is over.
+func (e *Engine) dueAt(afterUS int64) {
+	time.AfterFunc(time.Duration(afterUS)*time.Microsecond+time.Millisecond, e.poke)
+}
+
+// Sweep does what time demands: writes counted rejections and opens jobs whose
+// backoff is over; a full sweep also ends expired leases, ends the presence of
+// silent sessions and gives back what no live session can serve. It may run on
+// several nodes at once.
+func (e *Engine) Sweep(ctx context.Context, full bool) error {
+	if err := e.FlushRejections(ctx); err != nil {
+		return err
+	}
+	if full {
+		if err := e.Expire(ctx); err != nil {
+			return err
+		}
+		if err := e.silentSessions(ctx); err != nil {
+			return err
+		}
+	}
+	return e.openDue(ctx)
+}
+
+// Expire ends leases that have run out in database time, and those past the
+// server's own limit, before any replacement is authorised; what becomes of each
+// job is policy's decision by phase. The slot stays taken until the runner
+// reports termination or an operator fences it.
+func (e *Engine) Expire(ctx context.Context) error {
+	for {
+		var expired []store.Lease
+		err := e.read(ctx, func(tx *store.Tx, now int64) (err error) {
+			expired, err = tx.ExpiredLeases(ctx, now, expireMost)
+			return err
+		})
+		if err != nil || len(expired) == 0 {
+			return err
+		}
+		err = e.transact(ctx, func(ctx context.Context, t *txn) error {
+			return t.endAgainst(ctx, expired, "", func(l store.Lease, now int64) (ci.Reason, bool) {
+				switch {
+				case l.DeadlineUS > 0 && l.DeadlineUS <= now:
+					return ci.ReasonOverdue, true
+				case l.ExpiresUS > now:
+					return "", false // renewed in the meantime
+				case e.fleet.beatWithin(l.Session, e.LeaseTTL):
+					return ci.ReasonLeaseOmitted, true
+				default:
+					return ci.ReasonRunnerLost, true
+				}
+			}, actorServer)
+		})
+		if err != nil || len(expired) < expireMost {
+			return err
+		}
+	}
+}
+
+// endAgainst ends leases without their holders. why is asked under the locks; an
+// empty evidence leaves the slots quarantined.
+func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence string, why func(store.Lease, int64) (ci.Reason, bool), actor string) error {
+	var runs []ci.RunID
+	var jobs []ci.JobID
+	for _, l := range found {
+		runs = append(runs, l.Run)
+		jobs = append(jobs, l.Job)
+	}
+	b, leases, err := t.lockBoard(ctx, runs, jobs)
+	if err != nil {
+		return err
+	}
+	specs, err := t.Specs(ctx, jobs)
+	if err != nil {
+		return err
+	}
+	var endings []*ending
+	for _, f := range found {
+		l := leases[f.Job]
+		if l == nil || l.Ref() != f.Ref() {
+			continue
+		}
+		cause, ok := why(*l, b.now)
+		if !ok {
+			continue
+		}
+		j := b.jobs[l.Job]
+		spec, err := decodeSpec(specs[l.Job])
+		if err != nil {
+			return err
+		}
+		endings = append(endings, &ending{lease: *l, job: j, actor: actor, conclusion: ci.ConclusionAborted, reason: cause,
+			evidence: evidence, outcome: policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget)})
+	}
+	if len(endings) == 0 {
+		return nil
+	}
+	return t.applyEndings(ctx, b, endings)
+}
+
+// silentSessions ends the presence of sessions that have neither polled nor
+// renewed for a TTL, and closes what only they could serve.
+func (e *Engine) silentSessions(ctx context.Context) error {
+	silent := e.fleet.silent(e.LeaseTTL)
+	if len(silent) > 0 {
+		err := e.transact(ctx, func(ctx context.Context, t *txn) error {
+			now, err := t.lockedNow(ctx)
+			if err != nil {
+				return err
+			}
+			for _, id := range silent {
+				gone, err := t.SessionGone(ctx, id, now)
+				if err != nil {
+					return err
+				}
+				if gone {
+					t.say("session gone: its runner has neither polled nor renewed", "session", id)
+				}
+			}
+			return t.closeUnserved(ctx)
+		})
+		if err != nil {
+			return err
+		}
+		for _, id := range silent {
+			e.fleet.remove(id)
+		}
+	}
+	return e.Store.Read(ctx, func(tx *store.Tx) error { return e.refreshFleet(ctx, tx) })
+}
+
+// closeUnserved gives admissions back for open jobs that nobody can claim.
+func (t *txn) closeUnserved(ctx context.Context) error {
+	closed, err := t.CloseUnserved(ctx)
+	if err != nil {
+		return err
+	}
+	for org, n := range closed {
+		t.releaseAdmission(org, n)
+	}
+	return nil
+}
+
+// openDue opens held jobs that may be claimed now.
+func (e *Engine) openDue(ctx context.Context) error {
+	var orgs []ci.OrgID
+	err := e.read(ctx, func(tx *store.Tx, now int64) (err error) {
+		orgs, err = tx.HeldOrgs(ctx, now)
+		return err
+	})
+	if err != nil || len(orgs) == 0 {
+		return err
+	}
+	return e.transact(ctx, func(_ context.Context, t *txn) error {
+		for _, o := range orgs {
+			t.reopenFor(o)
+		}
+		return nil
+	})
+}

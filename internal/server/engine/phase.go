@@ -1,0 +1,120 @@
+package engine
+
+import (
+	"context"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/store"
+)
+
+// phaseOp is one phase or step report in a batch.
+type phaseOp struct {
+	held Held
+	req  protocol.SetPhase
+	err  *error
+}
+
+// SetPhase records how far an attempt has come, before the runner acts on it, and
+// the transitions of its steps. A phase never goes back; repeating the current
+// one changes nothing. Refused while the run is cancelling. From executing on
+// the server holds a limit of its own: job timeout + grace + TTL.
+func (e *Engine) SetPhase(ctx context.Context, held Held, req protocol.SetPhase) error {
+	if req.Phase != "" && req.Phase.Order() < 0 {
+		return ci.Errorf(ci.ErrInvalid, "phase %q is not known", req.Phase)
+	}
+	if len(req.Steps) > 1000 {
+		return ci.Errorf(ci.ErrTooLarge, "too many steps in one report")
+	}
+	for _, s := range req.Steps {
+		if s.Index < 0 || s.State != ci.StateRunning && s.State != ci.StateFinished {
+			return ci.Errorf(ci.ErrInvalid, "step %d: state %q: running or finished is expected", s.Index, s.State)
+		}
+	}
+	err := e.writer.do(ctx, &request{phase: &phaseOp{held: held, req: req}, done: make(chan struct{})})
+	if err != nil {
+		e.noteReject(Identity{Runner: held.ref.Runner, Org: held.org}, held.ref, "phase", err)
+	}
+	return err
+}
+
+// phaseBatch applies phase reports under the locks of the leases.
+func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*store.Lease, ops []*phaseOp) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	var refs, executing []ci.LeaseRef
+	var phases []ci.Phase
+	var steps []store.StepOf
+	latest := map[ci.JobID]int{} // position in refs
+	for _, op := range ops {
+		ref := op.held.ref
+		who := Identity{Runner: ref.Runner, Org: op.held.org}
+		if reject := judge(who, ref, leases[ref.Job], b.now, ActiveOnly); reject != ci.RejectNone {
+			reject, err := classify(ctx, t.Tx, who, ref, leases[ref.Job], reject)
+			if err != nil {
+				*op.err = err
+				continue
+			}
+			*op.err = ci.Rejected(reject)
+			continue
+		}
+		j := b.jobs[ref.Job]
+		steps = append(steps, stepRows(ref, op.req.Steps)...)
+		t.changedRun(j.Run)
+		if op.req.Phase == "" || op.req.Phase == j.Phase {
+			continue
+		}
+		if op.req.Phase.Order() < j.Phase.Order() {
+			*op.err = ci.Errorf(ci.ErrConflict, "phase %s: the attempt is in phase %s and does not go back", op.req.Phase, j.Phase)
+			continue
+		}
+		j.Phase = op.req.Phase
+		if at, again := latest[ref.Job]; again {
+			phases[at] = op.req.Phase
+		} else {
+			latest[ref.Job] = len(refs)
+			refs = append(refs, ref)
+			phases = append(phases, op.req.Phase)
+		}
+		if op.req.Phase == ci.PhaseExecuting {
+			executing = append(executing, ref)
+		}
+		t.record(store.Audit{Org: j.Org, Actor: string(ref.Runner), Action: "phase", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
+			Detail: string(op.req.Phase)})
+	}
+	if len(refs) > 0 {
+		if err := t.SetPhases(ctx, refs, phases, b.now); err != nil {
+			return err
+		}
+	}
+	if err := t.limitExecution(ctx, b, executing); err != nil {
+		return err
+	}
+	return t.UpsertSteps(ctx, steps, b.now)
+}
+
+// limitExecution sets the server's own limit on attempts that start executing.
+func (t *txn) limitExecution(ctx context.Context, b *board, refs []ci.LeaseRef) error {
+	if len(refs) == 0 {
+		return nil
+	}
+	ids := make([]ci.JobID, len(refs))
+	for i, r := range refs {
+		ids[i] = r.Job
+	}
+	specs, err := t.Specs(ctx, ids)
+	if err != nil {
+		return err
+	}
+	deadlines := make([]int64, len(refs))
+	for i, r := range refs {
+		spec, err := decodeSpec(specs[r.Job])
+		if err != nil {
+			return err
+		}
+		limit := spec.Timeout.Std() + t.e.Grace + t.e.LeaseTTL
+		deadlines[i] = b.now + limit.Microseconds()
+	}
+	return t.SetDeadlines(ctx, refs, deadlines, b.now)
+}

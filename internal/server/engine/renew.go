@@ -1,0 +1,224 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/store"
+)
+
+// renewOp is one heartbeat: all leases of one session.
+type renewOp struct {
+	who     Identity
+	session ci.SessionID
+	refs    []ci.LeaseRef
+	answers []protocol.HeartbeatLease
+	err     error
+	done    chan struct{}
+}
+
+// renewals merges the heartbeats of many runners into one statement, on a
+// connection of their own: they never wait for the writer.
+type renewals struct {
+	e       *Engine
+	in      chan *renewOp
+	running atomic.Bool
+	stopped chan struct{}
+}
+
+const (
+	renewMost  = 1000                  // leases in one statement
+	renewPause = 20 * time.Millisecond // how long a heartbeat waits for others
+)
+
+func newRenewals(e *Engine) *renewals {
+	return &renewals{e: e, in: make(chan *renewOp, 1024), stopped: make(chan struct{})}
+}
+
+// MaxHeartbeat is the most leases that one heartbeat may carry.
+const MaxHeartbeat = 1000
+
+// Renew answers a heartbeat: each lease by itself, renewed, cancel or lost; all
+// of it is committed before the answer. It also says whether the runner shall
+// drain.
+func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, refs []ci.LeaseRef) (protocol.HeartbeatReply, error) {
+	if len(refs) > MaxHeartbeat {
+		return protocol.HeartbeatReply{}, ci.Errorf(ci.ErrTooLarge, "a heartbeat carries at most %d leases", MaxHeartbeat)
+	}
+	s, err := e.session(ctx, who, session)
+	if err != nil {
+		return protocol.HeartbeatReply{}, err
+	}
+	op := &renewOp{who: who, session: session, refs: refs, done: make(chan struct{})}
+	if err := e.renewals.do(ctx, op); err != nil {
+		return protocol.HeartbeatReply{}, err
+	}
+	for i, a := range op.answers {
+		if a.Answer == protocol.LeaseGone {
+			e.noteReject(who, refs[i], "heartbeat", ci.Rejected(a.Reject))
+		}
+	}
+	if !e.fleet.seen(session, true) {
+		if err := e.sessionBack(ctx, s); err != nil {
+			return protocol.HeartbeatReply{}, err
+		}
+		e.fleet.seen(session, true)
+	}
+	return protocol.HeartbeatReply{Leases: op.answers, Drain: s.State != "open" || s.Status != "active"}, nil
+}
+
+// session returns a session of the caller.
+func (e *Engine) session(ctx context.Context, who Identity, id ci.SessionID) (store.Session, error) {
+	var s store.Session
+	err := e.Store.Read(ctx, func(tx *store.Tx) error {
+		var ok bool
+		var err error
+		s, ok, err = tx.Session(ctx, id)
+		if err == nil && (!ok || s.Org != who.Org || s.Runner != who.Runner) {
+			err = ci.Errorf(ci.ErrNotFound, "no such session of this runner")
+		}
+		return err
+	})
+	return s, err
+}
+
+func (r *renewals) do(ctx context.Context, op *renewOp) error {
+	if len(op.refs) == 0 {
+		return nil
+	}
+	if !r.running.Load() {
+		r.apply(ctx, []*renewOp{op})
+		return op.err
+	}
+	select {
+	case r.in <- op:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-r.stopped:
+		return errStopping()
+	}
+	select {
+	case <-op.done:
+		return op.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-r.stopped:
+		select {
+		case <-op.done:
+			return op.err
+		default:
+			return errStopping()
+		}
+	}
+}
+
+func (r *renewals) run(ctx context.Context) {
+	r.running.Store(true)
+	defer close(r.stopped)
+	work := context.WithoutCancel(ctx)
+	for {
+		var batch []*renewOp
+		select {
+		case op := <-r.in:
+			batch = append(batch, op)
+		case <-ctx.Done():
+			return
+		}
+		pause(ctx, renewPause)
+		n := len(batch[0].refs)
+	gather:
+		for n < renewMost {
+			select {
+			case op := <-r.in:
+				batch = append(batch, op)
+				n += len(op.refs)
+			default:
+				break gather
+			}
+		}
+		r.apply(work, batch)
+	}
+}
+
+// apply renews in one transaction: locks the leases, reads the time, extends the
+// current ones, and words each refusal.
+func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err := r.e.commit(ctx, func(t *txn) error {
+		var jobs []ci.JobID
+		for _, op := range batch {
+			op.answers = make([]protocol.HeartbeatLease, len(op.refs))
+			for _, ref := range op.refs {
+				jobs = append(jobs, ref.Job)
+			}
+		}
+		rows, err := t.LockLeases(ctx, jobs)
+		if err != nil {
+			return err
+		}
+		leases := make(map[ci.JobID]*store.Lease, len(rows))
+		for i := range rows {
+			leases[rows[i].Job] = &rows[i]
+		}
+		now, err := t.lockedNow(ctx)
+		if err != nil {
+			return err
+		}
+		var good []ci.LeaseRef
+		for _, op := range batch {
+			for i, ref := range op.refs {
+				a := &op.answers[i]
+				reject := judge(op.who, ref, leases[ref.Job], now, WhileCancelling)
+				if ref.Session != op.session {
+					reject = ci.RejectSession
+				}
+				if reject == ci.RejectNone {
+					if slices.Contains(good, ref) {
+						continue // named twice; answered below all the same
+					}
+					good = append(good, ref)
+					continue
+				}
+				a.Answer = protocol.LeaseGone
+				if a.Reject, err = classify(ctx, t.Tx, op.who, ref, leases[ref.Job], reject); err != nil {
+					if ci.KindOf(err) != ci.ErrNotFound {
+						return err
+					}
+					a.Reject = ci.RejectEnded
+				}
+			}
+		}
+		if len(good) == 0 {
+			return nil
+		}
+		renewed, err := t.RenewLeases(ctx, good, now, now+r.e.ttlUS())
+		if err != nil {
+			return err
+		}
+		for _, op := range batch {
+			for i, ref := range op.refs {
+				if op.answers[i].Answer != "" {
+					continue
+				}
+				switch cancel, ok := renewed[ref.Job]; {
+				case !ok:
+					op.answers[i] = protocol.HeartbeatLease{Answer: protocol.LeaseGone, Reject: ci.RejectEnded}
+				case cancel:
+					op.answers[i].Answer = protocol.LeaseCancel
+				default:
+					op.answers[i].Answer = protocol.LeaseRenewed
+				}
+			}
+		}
+		return nil
+	})
+	for _, op := range batch {
+		op.err = err
+		close(op.done)
+	}
+}
