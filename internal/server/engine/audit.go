@@ -42,6 +42,26 @@ func AuditHash(previous string, a store.Audit) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// auditInstallation adds an entry to every organisation's trail.
+func auditInstallation(ctx context.Context, tx *store.Tx, now int64, action, detail string) error {
+	ids, err := tx.OrgIDs(ctx)
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	orgs, err := tx.LockOrgs(ctx, ids)
+	if err != nil {
+		return err
+	}
+	var entries []store.Audit
+	for i := range orgs {
+		entries = append(entries, chain(&orgs[i], []store.Audit{{Actor: actorServer, Action: action, Detail: detail}}, now)...)
+	}
+	if err := tx.InsertAudit(ctx, entries); err != nil {
+		return err
+	}
+	return tx.UpdateOrgs(ctx, orgs)
+}
+
 // VerifyAudit walks an organisation's chain and returns the sequence number of
 // the first entry that does not fit, 0 when all do.
 func (e *Engine) VerifyAudit(ctx context.Context, org ci.OrgID) (int64, error) {

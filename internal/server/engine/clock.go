@@ -116,7 +116,11 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 		if err := tx.SetMeta(ctx, metaClock, strconv.FormatInt(sum, 10)); err != nil {
 			return err
 		}
-		return e.auditInstallation(ctx, tx, "clock_shifted", fmt.Sprintf("the database's clock jumped by %s: %d live leases moved with it",
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return err
+		}
+		return auditInstallation(ctx, tx, now, "clock_shifted", fmt.Sprintf("the database's clock jumped by %s: %d live leases moved with it",
 			time.Duration(jump.delta)*time.Microsecond, moved))
 	})
 	if err != nil {

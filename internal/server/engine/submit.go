@@ -98,7 +98,6 @@ type pin struct {
 // insertRun inserts a run with its jobs: pinned ones finished, those without
 // unfinished needs decided, the others waiting.
 func (t *txn) insertRun(ctx context.Context, n newRun) error {
-	e := t.e
 	number, err := t.NextRunNumber(ctx, n.Repo)
 	if err != nil {
 		return err

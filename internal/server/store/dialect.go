@@ -34,7 +34,6 @@ type dialect struct {
 	bytes      string // type of byte columns
 	readOnlyTx bool   // the driver takes read-only transactions
 	cachesText bool   // the driver caches prepared statements by their text
-	singleConn bool   // reads and writes share one connection (in memory)
 	open       func(Options) (write, read *sql.DB, err error)
 	retryable  func(error) bool // deadlock, serialization failure, busy: run it again
 	away       func(error) bool // the connection or the server is gone
@@ -46,10 +45,6 @@ func dialectFor(u string) (*dialect, error) {
 	switch {
 	case strings.HasPrefix(u, "postgres://"), strings.HasPrefix(u, "postgresql://"):
 		return postgres(), nil
-	case u == "sqlite::memory:":
-		d := sqliteDialect()
-		d.singleConn = true
-		return d, nil
 	case strings.HasPrefix(u, "sqlite:"), u != "" && !strings.Contains(u, "://"):
 		return sqliteDialect(), nil
 	default:

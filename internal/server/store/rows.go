@@ -177,6 +177,7 @@ type Need struct {
 	Of           ci.JobID
 	ID           ci.JobID
 	Key          string
+	Name         string
 	State        ci.State
 	Conclusion   ci.Conclusion
 	AllowFailure int64
@@ -184,7 +185,7 @@ type Need struct {
 }
 
 func scanNeed(r scanner, v *Need) error {
-	return r.Scan(&v.Of, &v.ID, &v.Key, &v.State, &v.Conclusion, &v.AllowFailure, &v.Outputs)
+	return r.Scan(&v.Of, &v.ID, &v.Key, &v.Name, &v.State, &v.Conclusion, &v.AllowFailure, &v.Outputs)
 }
 
 // Attempt is one execution of a job.

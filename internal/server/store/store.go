@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 
 	"forgeci/internal/ci"
@@ -42,9 +41,8 @@ type Store struct {
 	now   func() int64
 	log   *slog.Logger
 
-	stmts statements
-	mu    sync.Mutex
-	prep  map[prepKey]*sql.Stmt // guarded by mu
+	stmts    statements
+	prepared map[prepKey]*sql.Stmt // complete when Open returns
 }
 
 type prepKey struct {
@@ -64,11 +62,14 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{d: d, now: o.Now, log: o.Log, stmts: stmts, prep: map[prepKey]*sql.Stmt{}}
+	s := &Store{d: d, now: o.Now, log: o.Log, stmts: stmts, prepared: map[prepKey]*sql.Stmt{}}
 	if s.write, s.read, err = d.open(o); err != nil {
 		return nil, err
 	}
 	if err := s.migrate(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if err := s.prepare(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -165,32 +166,33 @@ func (t *Tx) Now(ctx context.Context) (int64, error) {
 
 // stmt returns the prepared statement on this transaction's connection.
 func (t *Tx) stmt(ctx context.Context, name string) (*sql.Stmt, error) {
-	text, ok := t.s.stmts[name]
-	if !ok {
+	p := t.s.prepared[prepKey{t.db, name}]
+	if p == nil {
 		return nil, fmt.Errorf("store: no statement %s", name)
 	}
-	t.s.mu.Lock()
-	p := t.s.prep[prepKey{t.db, name}]
-	t.s.mu.Unlock()
-	if p == nil {
-		// Preparing on the transaction first avoids a second connection.
-		own, err := t.tx.PrepareContext(ctx, text)
-		if err != nil {
-			return nil, fmt.Errorf("prepare %s: %w", name, err)
-		}
-		if t.s.d.singleConn {
-			return own, nil
-		}
-		p, err = t.db.PrepareContext(ctx, text)
-		if err != nil {
-			return nil, fmt.Errorf("prepare %s: %w", name, err)
-		}
-		t.s.mu.Lock()
-		t.s.prep[prepKey{t.db, name}] = p
-		t.s.mu.Unlock()
-		return own, nil
-	}
 	return t.tx.StmtContext(ctx, p), nil
+}
+
+// prepare prepares every statement where the driver does not cache them by their
+// text. It happens before the first transaction: a transaction holds the only
+// connection that writes, and could not prepare beside itself.
+func (s *Store) prepare(ctx context.Context) error {
+	if s.d.cachesText {
+		return nil
+	}
+	for _, db := range []*sql.DB{s.write, s.read} {
+		for name, text := range s.stmts {
+			if s.prepared[prepKey{db, name}] != nil {
+				continue
+			}
+			st, err := db.PrepareContext(ctx, text)
+			if err != nil {
+				return s.wrap(fmt.Errorf("prepare %s: %w", name, err))
+			}
+			s.prepared[prepKey{db, name}] = st
+		}
+	}
+	return nil
 }
 
 func (t *Tx) exec(ctx context.Context, name string, args ...any) (int64, error) {

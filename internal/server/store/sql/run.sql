@@ -90,7 +90,7 @@ RETURNING job.id, job.needs_left;
 
 -- name: NeedsOf
 -- The jobs that the given jobs need, with what came of them.
-SELECT n.job_id, j.id, j.key, j.state, j.conclusion, j.allow_failure, j.outputs
+SELECT n.job_id, j.id, j.key, j.name, j.state, j.conclusion, j.allow_failure, j.outputs
 FROM job_need n JOIN job j ON j.id = n.need_id
 WHERE n.job_id IN (SELECT key FROM json_each($1)) ORDER BY n.job_id, j.idx;
 

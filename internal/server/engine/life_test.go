@@ -1,0 +1,147 @@
+package engine_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/engine"
+)
+
+func TestAJobRunsOnceAndItsSuccessorFollows(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("compile"), job("test", "compile"))
+		w.wantRun(id, ci.StateWaiting, "", "")
+		a := w.agent("a", 2)
+		got := a.mustClaim()
+		if got.Job.Name != "compile" || got.Lease.Epoch != 1 {
+			w.t.Fatalf("claimed %+v", got.Lease)
+		}
+		w.wantRun(id, ci.StateRunning, "", "")
+		if again := a.claim(); again != nil {
+			w.t.Fatalf("the successor was given out before its need finished: %s", again.Job.Name)
+		}
+		a.phase(got.Lease, ci.PhasePreparing)
+		a.phase(got.Lease, ci.PhaseExecuting)
+		a.complete(got.Lease, success())
+		next := a.mustClaim()
+		if next.Job.Name != "test" || next.Needs["compile"].Conclusion != ci.ConclusionSuccess {
+			w.t.Fatalf("claimed %s with needs %v", next.Job.Name, next.Needs)
+		}
+		a.complete(next.Lease, success())
+		w.wantRun(id, ci.StateFinished, ci.ConclusionSuccess, "")
+		w.check()
+	})
+}
+
+// The three-way test of the lease protocol's document.
+func TestOnlyTheExactCurrentTupleCompletes(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("j"))
+		a := w.agent("a", 1)
+		ref := a.mustClaim().Lease
+		wrongLease := ref
+		wrongLease.Lease = "lse_1_00000000000000000000000000"
+		wrongEpoch := ref
+		wrongEpoch.Epoch = 999
+		for _, bad := range []ci.LeaseRef{wrongLease, wrongEpoch} {
+			if _, err := w.e.Hold(w.ctx, a.who, bad, "complete", engine.ActiveOnly); !errors.Is(err, ci.ErrLeaseLost) {
+				w.t.Errorf("%v: %v, want lease_lost", bad, err)
+			}
+			w.wantJob(id, "j", ci.StateRunning, "", "")
+		}
+		a.complete(ref, success())
+		w.wantJob(id, "j", ci.StateFinished, ci.ConclusionSuccess, "")
+		w.check()
+	})
+}
+
+func TestALostRunnerIsDecidedByPhaseAndPolicy(t *testing.T) {
+	t.Parallel()
+	policyJob := job("covered")
+	policyJob.Retry = &ci.RetryPolicy{Max: 1, On: []ci.Reason{ci.ReasonRunnerLost}}
+	onBoth(t, func(w *world) {
+		id := w.submit(job("early"), job("late"), policyJob)
+		a := w.agent("a", 3)
+		refs := map[string]ci.LeaseRef{}
+		for range 3 {
+			got := a.mustClaim()
+			refs[got.Job.Name] = got.Lease
+			if got.Job.Name != "early" {
+				a.phase(got.Lease, ci.PhaseExecuting)
+			}
+		}
+		w.pass(ttl + time.Second)
+		if err := w.e.Sweep(w.ctx, true); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantJob(id, "early", ci.StateReady, "", "")
+		w.wantJob(id, "late", ci.StateFinished, ci.ConclusionAborted, ci.ReasonRunnerLost)
+		w.wantJob(id, "covered", ci.StateReady, "", "")
+		for name, ref := range refs {
+			if _, err := w.e.Hold(w.ctx, a.who, ref, "complete", engine.ActiveOnly); !errors.Is(err, ci.ErrLeaseLost) {
+				w.t.Errorf("%s: the old lease is still taken: %v", name, err)
+			}
+		}
+		// The old runner's slots are quarantined, so another one takes over.
+		w.pass(2 * time.Second)
+		b := w.agent("b", 3)
+		if err := w.e.Sweep(w.ctx, false); err != nil {
+			w.t.Fatal(err)
+		}
+		for range 2 {
+			got := b.mustClaim()
+			if got.Lease.Epoch != 2 {
+				w.t.Errorf("%s: epoch %d, want 2", got.Job.Name, got.Lease.Epoch)
+			}
+			b.complete(got.Lease, success())
+		}
+		w.wantRun(id, ci.StateFinished, ci.ConclusionFailed, ci.ReasonInfrastructure)
+		w.check()
+	})
+}
+
+func TestCancelWaitsForProofOfTermination(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("running"), job("lost"), job("behind", "running"))
+		a := w.agent("a", 2)
+		refs := map[string]ci.LeaseRef{}
+		for range 2 {
+			got := a.mustClaim()
+			a.phase(got.Lease, ci.PhaseExecuting)
+			refs[got.Job.Name] = got.Lease
+		}
+		if err := w.e.Cancel(w.ctx, w.org, "tester", id); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantRun(id, ci.StateCancelling, "", ci.ReasonUser)
+		w.wantJob(id, "behind", ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+		reply, err := w.e.Renew(w.ctx, a.who, a.session, []ci.LeaseRef{refs["running"]})
+		if err != nil || reply.Leases[0].Answer != protocol.LeaseCancel {
+			w.t.Fatalf("heartbeat: %v %v, want cancel", reply, err)
+		}
+		if _, err := w.e.Complete(w.ctx, a.hold(refs["running"]), success()); ci.RejectOf(err) != ci.RejectCancelling {
+			w.t.Errorf("a late success: %v, want run_cancelling", err)
+		}
+		stop := success()
+		stop.Conclusion = ci.ConclusionCancelled
+		a.complete(refs["running"], stop)
+		w.wantJob(id, "running", ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+		w.pass(ttl + time.Second)
+		if err := w.e.Sweep(w.ctx, true); err != nil {
+			w.t.Fatal(err)
+		}
+		// A timeout alone never says cancelled.
+		w.wantJob(id, "lost", ci.StateCancelling, "", "")
+		w.wantRun(id, ci.StateCancelling, "", ci.ReasonUser)
+		a.open(2, protocol.AttemptRef{Job: refs["lost"].Job, Epoch: 1})
+		w.wantJob(id, "lost", ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+		w.wantRun(id, ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+		w.check()
+	})
+}
