@@ -103,12 +103,12 @@ func hostile() map[string][2]string {
 	}
 }
 
-// SPEC WF-4. Not parallel: it measures time. The best of five counts, since
+// SPEC WF-4. Not parallel: it measures time. The best of twenty counts, since
 // others use the machine too.
 func TestAHostilePatternOf10kBCostsAtMost10ms(t *testing.T) {
 	for name, c := range hostile() {
 		best := time.Hour
-		for range 5 {
+		for range 20 {
 			start := time.Now()
 			MatchFilter([]string{c[0]}, c[1])
 			best = min(best, time.Since(start))

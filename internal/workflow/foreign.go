@@ -158,7 +158,7 @@ func foreignKeys() map[string]map[string]string {
 			"files":        "write inputs",
 			"name":         "write version",
 			"type":         "write kind",
-			"policy":       "remove it: what may write a cache follows from the trust of the run",
+			"policy":       "remove it: the trust of the run decides who may save",
 		},
 		tArtifacts: {
 			"paths":     "write publish: [{name: NAME, paths: [PATH]}]",
