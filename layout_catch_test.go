@@ -55,7 +55,7 @@ func TestLayoutCatches(t *testing.T) {
 		{"a test that depends on -short", "internal/cli/x_test.go", file("cli", "import \"testing\"\nvar x = testing."+"Short()"), "skip: calls Short"},
 		{"another system's word", "internal/ci/x.go", file("ci", "type PipelineID string"), "words: declares PipelineID"},
 		{"a word for two things", "internal/ci/x.go", file("ci", "func RerunJob() {}"), "words: declares RerunJob"},
-		{"the case of that name", "internal/ci/x_test.go", file("ci", "func TestCase_RERUN_01() {}"), ""},
+		{"a test that quotes it", "internal/ci/x_test.go", file("ci", "func TestAListIsAnOrderedPipeline() {}"), ""},
 		{"a word that only looks like it", "internal/ci/x.go", file("ci", "type UserAgent string\ntype Multitasking int"), ""},
 		{"a long file", "internal/cli/x.go", file("cli", strings.Repeat("\n", hardLines)), "size: 702 lines"},
 		{"a long test", "internal/cli/x_test.go", file("cli", strings.Repeat("\n", hardLines)), ""},
