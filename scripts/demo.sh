@@ -14,7 +14,7 @@ export FORGECI_DEMO
 # the mark was set after it had started.
 survivors() {
 	for environ in /proc/[0-9]*/environ; do
-		if tr '\0' '\n' <"$environ" 2>/dev/null | grep -qx "FORGECI_DEMO=$work"; then
+		if { tr '\0' '\n' <"$environ"; } 2>/dev/null | grep -qx "FORGECI_DEMO=$work"; then
 			echo "$environ" | tr -dc '0-9\n'
 		fi
 	done
