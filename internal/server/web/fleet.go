@@ -24,6 +24,7 @@ type slot struct {
 type runnerPage struct {
 	Runners []runnerRow
 	Count   FleetCount
+	Server  string
 }
 
 func (s *Site) runnerList(q *request) error {
@@ -31,13 +32,14 @@ func (s *Site) runnerList(q *request) error {
 	if err != nil {
 		return err
 	}
-	var p runnerPage
+	p := runnerPage{Server: q.server()}
 	for _, r := range list {
 		p.Runners = append(p.Runners, newRunnerRow(r))
 		switch r.Status {
 		case "online":
 			p.Count.Online++
 			p.Count.Slots += r.Slots
+			p.Count.Busy += len(r.Running)
 		case "draining":
 			p.Count.Draining++
 		case "fenced":
@@ -45,7 +47,6 @@ func (s *Site) runnerList(q *request) error {
 		default:
 			p.Count.Offline++
 		}
-		p.Count.Busy += len(r.Running)
 	}
 	return q.show(http.StatusOK, "runners", view{Title: "Runners", Section: "runners", Events: "/events?fleet=1", Data: p})
 }
@@ -62,7 +63,7 @@ func newRunnerRow(r protocol.Runner) runnerRow {
 		}
 		row.Squares = append(row.Squares, slot{key, &r.Running[i]})
 	}
-	for len(row.Squares) < r.Slots {
+	for r.Status == "online" && len(row.Squares) < r.Slots {
 		row.Squares = append(row.Squares, slot{Key: "free"})
 	}
 	return row

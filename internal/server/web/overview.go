@@ -8,6 +8,7 @@ import (
 type overviewPage struct {
 	Overview
 	Headline string
+	Server   string // this server's address, for commands
 }
 
 func (s *Site) overview(q *request) error {
@@ -17,7 +18,7 @@ func (s *Site) overview(q *request) error {
 	}
 	return q.show(http.StatusOK, "overview", view{
 		Title: "Overview", Section: "overview", Events: "/events?fleet=1",
-		Data: overviewPage{o, headline(o)},
+		Data: overviewPage{o, headline(o), q.server()},
 	})
 }
 

@@ -18,6 +18,7 @@ type runPage struct {
 	protocol.Run
 	Status    status
 	Headline  string
+	Because   string // why, beyond the headline
 	Groups    []jobGroup
 	Graph     *drawing
 	CanCancel bool
@@ -110,6 +111,13 @@ func newRunPage(run protocol.Run, now time.Time) runPage {
 		p.Groups[i].sum()
 	}
 	p.Headline = p.headline(now)
+	switch p.Reason { // the others say no more than the headline does
+	case ci.ReasonNone, ci.ReasonJobFailed, ci.ReasonCancelled:
+	default:
+		if p.Conclusion != ci.ConclusionSuccess && !strings.Contains(p.Headline, reasonText(p.Reason)) {
+			p.Because = reasonText(p.Reason)
+		}
+	}
 	p.Graph = draw(p.Groups, now)
 	return p
 }
@@ -117,6 +125,7 @@ func newRunPage(run protocol.Run, now time.Time) runPage {
 func newJobRow(j protocol.JobSummary, from, to, now time.Time) jobRow {
 	r := jobRow{JobSummary: j, Status: statusOf(j.State, j.Conclusion)}
 	switch {
+	case j.Waiting != nil && j.Waiting.Code == "needs" && len(j.Needs) > 0: // said by the needs
 	case j.Waiting != nil:
 		r.Why = waitText(j.Waiting, now)
 	case j.Detail != "":

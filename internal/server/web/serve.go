@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/server/auth"
@@ -60,6 +61,8 @@ type view struct {
 	Path     string // of this page, for forms that come back to it
 	// Events is the address of the page's event stream, empty for none.
 	Events string
+	// Now is the server's time, for a browser whose clock is another.
+	Now time.Time
 	// Script and Style name the page's own assets beside the common ones.
 	Script, Style string
 	Data          any
@@ -98,6 +101,14 @@ func (s *Site) open(f func(*request) error) http.Handler {
 // fragment reports whether only the part of the page that changes is wanted.
 func (q *request) fragment() bool { return q.URL.Query().Get("fragment") == "1" }
 
+// server returns the address under which the visitor reaches this server.
+func (q *request) server() string {
+	if q.site.cfg.Secure {
+		return "https://" + q.Host
+	}
+	return "http://" + q.Host
+}
+
 // number reads a whole number ≥ 0 from the query; what is absent or is none is 0.
 func (q *request) number(name string) int64 {
 	n, err := strconv.ParseInt(q.URL.Query().Get(name), 10, 64)
@@ -111,11 +122,12 @@ func (q *request) number(name string) int64 {
 func (q *request) show(status int, name string, v view) error {
 	v.Theme = themeOf(q.Request)
 	v.Viewer = q.viewer
+	v.Now = q.site.cfg.Now()
 	v.SignedIn = q.viewer.Actor != ""
 	v.Version = q.site.cfg.Version
 	v.Path = localPath(q.URL.RequestURI())
 	var b bytes.Buffer
-	if err := q.site.pages.render(&b, name, q.fragment(), v, q.site.cfg.Now()); err != nil {
+	if err := q.site.pages.render(&b, name, q.fragment(), v, v.Now); err != nil {
 		return err
 	}
 	// The one place that all text of a page passes: what would change the

@@ -40,7 +40,7 @@ func (l Line) HTML() template.HTML {
 		}
 	}
 	if l.Cut > 0 {
-		b.WriteString(`<span class="ctl">` + strconv.Itoa(l.Cut) + ` more characters</span>`)
+		b.WriteString(`<span class="gap end">` + strconv.Itoa(l.Cut) + ` more characters</span>`)
 	}
 	return template.HTML(b.String()) //nolint:gosec // built from escaped text above
 }

@@ -13,9 +13,9 @@ func visible(c rune) string {
 	case c == '\t':
 		return ""
 	case c < 0x20:
-		return string(0x2400 + c) // the control pictures block
+		return "^" + string(c+0x40) // caret notation: not every font has the control pictures
 	case c == 0x7f:
-		return "\u2421"
+		return "^?"
 	case c >= 0x80 && c < 0xa0:
 		return fmt.Sprintf("\u27e8U+%04X\u27e9", c)
 	case Deceptive(c):

@@ -15,8 +15,8 @@ function deceptive(c) {
 
 function visible(c) {
   if (c === 9) return "";
-  if (c < 0x20) return String.fromCharCode(0x2400 + c);
-  if (c === 0x7f) return "\u2421";
+  if (c < 0x20) return "^" + String.fromCharCode(c + 0x40);
+  if (c === 0x7f) return "^?";
   if (c >= 0x80 && c < 0xa0 || deceptive(c)) return "\u27e8U+" + c.toString(16).toUpperCase().padStart(4, "0") + "\u27e9";
   return "";
 }

@@ -130,9 +130,12 @@ export function yieldStream(yes) {
   listen();
 }
 
+// The server's clock is the one that counts.
+const skew = Date.parse(document.body.dataset.now) - Date.now();
+
 // tick moves the times of the page on.
 function tick() {
-  const now = Date.now();
+  const now = Date.now() + skew;
   for (const t of document.querySelectorAll("time[data-ago]")) {
     const text = ago(now - Date.parse(t.dateTime));
     if (text && t.textContent !== text) t.textContent = text;
@@ -204,5 +207,13 @@ function unfold() {
 }
 
 setInterval(() => { if (!document.hidden) tick(); }, 1000);
+// A large graph shows first what is going on or went wrong.
+const graph = document.querySelector(".graph");
+if (graph) {
+  const node = graph.querySelector(".node.s-failed, .node.s-timed_out, .node.s-aborted, .node.s-running") || graph.querySelector(".node");
+  const a = node.getBoundingClientRect(), b = graph.getBoundingClientRect();
+  graph.scrollTop = a.top - b.top - b.height / 2;
+  if (a.right > b.right) graph.scrollLeft = a.left - b.left - b.width / 2;
+}
 unfold();
 listen();

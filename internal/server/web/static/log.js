@@ -401,9 +401,9 @@ class Viewer {
       return 0;
     }
     row.kind = "ln" + (l.stream === "stderr" ? " err" : l.stream === "system" ? " sys" : "");
-    const chip = text => {
+    const chip = (text, kind = "gap") => {
       const g = document.createElement("span");
-      g.className = "gap";
+      g.className = kind;
       g.textContent = text;
       t.append(g);
     };
@@ -426,8 +426,8 @@ class Viewer {
       e.textContent = s.t;
       t.append(e);
     }
-    if (l.line.cut) chip(l.line.cut.toLocaleString("en") + " more characters");
-    if (l.cut) chip(l.cut.toLocaleString("en") + " more bytes");
+    if (l.line.cut) chip(l.line.cut.toLocaleString("en") + " more characters", "gap end");
+    if (l.cut) chip(l.cut.toLocaleString("en") + " more bytes", "gap end");
     const before = n > 1 && this.line(n - 1);
     if (n === 1 || before && before.step !== l.step) {
       const name = document.createElement("span");
@@ -561,8 +561,7 @@ class Viewer {
 
   buttons() {
     this.button.hidden = !this.live;
-    this.button.textContent = this.follow ? "Pause" : "Follow";
-    this.button.setAttribute("aria-label", this.follow ? "Stop following the log" : "Follow the log");
+    this.button.textContent = this.follow ? "Pause following" : "Follow";
   }
 
   say(text) { if (this.note.textContent !== text) this.note.textContent = text; }

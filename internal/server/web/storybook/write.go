@@ -1,10 +1,11 @@
 package storybook
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,38 +81,81 @@ func LargeRun() protocol.Run {
 }
 
 // Request returns a request for a page as its visitor sends it.
-func (p Page) Request() *http.Request {
-	r := httptest.NewRequest(http.MethodGet, p.Path, nil)
+func (p Page) Request(ctx context.Context) (*http.Request, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Path, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	r.Host = "127.0.0.1:8080"
+	r.RequestURI = p.Path
 	if !p.Anonymous {
 		r.AddCookie(&http.Cookie{Name: "forgeci", Value: session})
 	}
-	return r
+	return r, nil
 }
 
-// Render returns the HTML of a page.
-func (p Page) Render() *httptest.ResponseRecorder {
-	w := httptest.NewRecorder()
-	New(p.Data(), Now).Handler(slog.New(slog.DiscardHandler), "0.1.0").ServeHTTP(w, p.Request())
-	return w
+// Response is an answer kept in memory.
+type Response struct {
+	Status int
+	Body   bytes.Buffer
+	header http.Header
+}
+
+// Header implements http.ResponseWriter.
+func (r *Response) Header() http.Header {
+	if r.header == nil {
+		r.header = http.Header{}
+	}
+	return r.header
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (r *Response) WriteHeader(status int) { r.Status = status }
+
+// Write implements http.ResponseWriter.
+func (r *Response) Write(b []byte) (int, error) {
+	if r.Status == 0 {
+		r.Status = http.StatusOK
+	}
+	return r.Body.Write(b)
+}
+
+// Render answers the page from its sample data.
+func (p Page) Render(ctx context.Context) (*Response, error) {
+	r, err := p.Request(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := new(Response)
+	New(p.Data(), Now).Handler(slog.New(slog.DiscardHandler), "0.1.0").ServeHTTP(w, r)
+	return w, nil
 }
 
 // Write renders all pages into a directory, to be looked at as files: with the
 // style, without what needs a server.
-func Write(dir string) error {
+func Write(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	seen := map[string]bool{}
 	site := New(Sample(), Now).Handler(slog.New(slog.DiscardHandler), "0.1.0")
 	for _, p := range Pages() {
-		html := p.Render().Body.String()
+		page, err := p.Render(ctx)
+		if err != nil {
+			return fmt.Errorf("render page %s: %w", p.Name, err)
+		}
+		html := page.Body.String()
 		for _, part := range strings.Split(html, `"`) {
 			if !strings.HasPrefix(part, "/static/") || seen[part] {
 				continue
 			}
 			seen[part] = true
-			w := httptest.NewRecorder()
-			site.ServeHTTP(w, httptest.NewRequest(http.MethodGet, part, nil))
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, part, http.NoBody)
+			if err != nil {
+				return err
+			}
+			w := new(Response)
+			site.ServeHTTP(w, r)
 			name := filepath.Join(dir, filepath.FromSlash(part))
 			if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 				return err
