@@ -2,11 +2,9 @@ package workflow
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"forgeci/internal/ci"
 )
@@ -382,45 +380,4 @@ func (b *builder) requirements(j *job, leg []ci.KeyValue) ci.Requirements {
 	need(len(j.services) > 0, ci.FeatureServices)
 	slices.Sort(r.Features)
 	return r
-}
-
-var imageRE = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[A-Za-z0-9][A-Za-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
-})
-
-func imageRef(s string) error {
-	if len(s) > 512 || !imageRE().MatchString(s) {
-		return errorText("it is not an image reference: write registry/name:tag or name@sha256:…")
-	}
-	return nil
-}
-
-func word(words, foreign map[string]string, s string) error {
-	if _, ok := words[s]; ok {
-		return nil
-	}
-	if own, ok := foreign[strings.ToLower(s)]; ok {
-		return errorText("write " + own)
-	}
-	return errorText("use " + list(sortedKeys(words)))
-}
-
-func words(s string) map[string]string {
-	m := map[string]string{}
-	for _, w := range strings.Fields(s) {
-		m[w] = w
-	}
-	return m
-}
-
-func osWord(s string) error {
-	return word(words("linux darwin windows freebsd openbsd netbsd"), map[string]string{"macos": "darwin", "osx": "darwin", "mac": "darwin", "ubuntu": "linux", "debian": "linux", "win": "windows"}, s)
-}
-
-func archWord(s string) error {
-	return word(words("amd64 arm64 arm 386 riscv64 ppc64le s390x loong64"), map[string]string{"x86_64": "amd64", "x64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "x86": "386", "i386": "386", "armv7": "arm"}, s)
-}
-
-func isolationWord(s string) error {
-	return word(words("process sandbox container gvisor vm"), map[string]string{"docker": "container", "podman": "container", "none": "process", "host": "process", "shell": "process", "runsc": "gvisor", "kata": "vm", "microvm": "vm"}, s)
 }
