@@ -138,6 +138,44 @@ func (t *Tx) CurrentLeases(ctx context.Context, rs []ci.LeaseRef, now int64) (ma
 	return out, err
 }
 
+// WhyRefused says why a lease tuple is not (or was not, or is about not to be)
+// accepted at a time, for the answer to its holder. It decides nothing.
+func (t *Tx) WhyRefused(ctx context.Context, ref ci.LeaseRef, now int64) (ci.Reject, error) {
+	l, ok, err := t.Lease(ctx, ref.Job)
+	if err != nil {
+		return ci.RejectNone, err
+	}
+	if !ok {
+		a, ok, err := t.Attempt(ctx, ref.Job, ref.Epoch)
+		if err != nil || !ok || a.Lease != ref.Lease {
+			return ci.RejectLease, err
+		}
+		run, ok, err := t.Run(ctx, a.Run)
+		if err == nil && ok && run.State == ci.StateFinished {
+			return ci.RejectRunEnded, nil
+		}
+		return ci.RejectEnded, err
+	}
+	switch {
+	case l.Run != ref.Run:
+		return ci.RejectRun, nil
+	case l.Epoch != ref.Epoch:
+		return ci.RejectEpoch, nil
+	case l.Runner != ref.Runner:
+		return ci.RejectRunner, nil
+	case l.Session != ref.Session:
+		return ci.RejectSession, nil
+	case l.ID != ref.Lease:
+		return ci.RejectLease, nil
+	case l.ExpiresUS <= now:
+		return ci.RejectExpired, nil
+	case l.Cancel != 0:
+		return ci.RejectCancelling, nil
+	default:
+		return ci.RejectEnded, nil
+	}
+}
+
 // LogExtents returns up to limit extents of an attempt from a sequence number on.
 func (t *Tx) LogExtents(ctx context.Context, k AttemptKey, from int64, limit int) ([]LogExtent, error) {
 	return query(ctx, t, "LogExtentsFrom", scanExtent, k.Job, k.Epoch, from, limit)
