@@ -1,0 +1,245 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"unicode/utf8"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/auth"
+	"forgeci/internal/server/store"
+)
+
+// Bounds of one answer of Lines.
+const (
+	defaultLines = 1000
+	maxLines     = 10_000
+	maxAnswer    = 4 << 20   // bytes of text
+	maxScan      = 512 << 20 // bytes that one search looks at
+	maxSearch    = 1 << 10   // bytes of what is searched for
+)
+
+// Lines returns a window of a log as text: from line q.From on, or the last
+// q.Tail, of a step or a stream, or only the lines that contain q.Search. Lines
+// keep their numbers in the attempt. A line of more than Config.LineText bytes
+// is cut on a character's border and says by how much. What does not fit into
+// the answer follows from Next on, and Truncated is set. An expired log is
+// ErrGone.
+func (s *Service) Lines(ctx context.Context, viewer auth.Viewer, q Query) (protocol.LogSlice, error) {
+	if len(q.Search) > maxSearch {
+		return protocol.LogSlice{}, ci.Errorf(ci.ErrInvalid, "search for at most %d bytes", maxSearch)
+	}
+	t, err := s.find(ctx, viewer, q)
+	if err != nil {
+		return protocol.LogSlice{}, err
+	}
+	if t.none {
+		return protocol.LogSlice{Lines: []protocol.LogLine{}}, nil
+	}
+	v, done := s.open(viewer.Org, t.key)
+	defer done()
+	for try := 0; ; try++ {
+		snap, err := s.look(ctx, v, 0)
+		if err != nil {
+			return protocol.LogSlice{}, err
+		}
+		if snap.log.State == store.LogExpired {
+			return protocol.LogSlice{}, expired(snap.log)
+		}
+		w := window{s: s, snap: snap, sel: t.sel, search: []byte(q.Search)}
+		out, err := w.collect(ctx, q)
+		if moved(err) && try < 3 {
+			continue // sealed meanwhile: the next look sees the archive
+		}
+		if err != nil {
+			return out, err
+		}
+		out.Epoch, out.Sealed = t.key.Epoch, snap.sealed()
+		if !out.Truncated && !out.Sealed {
+			out.Cursor = cursor(t.key.Epoch, snap.end)
+		}
+		return out, nil
+	}
+}
+
+// window collects lines of one snapshot.
+type window struct {
+	s       *Service
+	snap    snapshot
+	sel     selection
+	search  []byte
+	scanned int64
+	text    int
+}
+
+func (w *window) collect(ctx context.Context, q Query) (protocol.LogSlice, error) {
+	limit := q.Limit
+	if limit <= 0 {
+		limit = defaultLines
+	}
+	limit = min(limit, maxLines)
+	from := max(q.From, 1)
+	if q.Tail > 0 {
+		from = max(from, w.snap.tail(w.sel, q.Tail))
+	}
+	out := protocol.LogSlice{Lines: []protocol.LogLine{}, Total: w.snap.total(w.sel)}
+	for i := w.snap.from(from); i < len(w.snap.recs); i++ {
+		r := w.snap.recs[i]
+		if !w.sel.has(r.stream) || r.lines() == 0 {
+			continue
+		}
+		full := len(out.Lines) == limit || w.text >= maxAnswer || w.scanned >= maxScan
+		if full && len(w.search) == 0 || w.scanned >= maxScan {
+			out.Truncated, out.Next = true, max(r.line+1, from)
+			break
+		}
+		next, err := w.record(ctx, i, from, limit, &out)
+		if err != nil {
+			return protocol.LogSlice{}, err
+		}
+		if next > 0 {
+			out.Truncated, out.Next = true, next
+			break
+		}
+	}
+	if len(out.Lines) > 0 {
+		out.First = out.Lines[0].Number
+	}
+	return out, nil
+}
+
+// record adds the lines that begin in record i; next is the number of the first
+// that found no room.
+func (w *window) record(ctx context.Context, i int, from int64, limit int, out *protocol.LogSlice) (next int64, err error) {
+	r := w.snap.recs[i]
+	var b []byte
+	if r.kind == data {
+		if b, err = w.s.load(ctx, w.snap, r); err != nil {
+			return 0, err
+		}
+		w.scanned += r.n
+	}
+	open := r.kind != data || r.lastNL != r.n-1 // its last line goes on behind it
+	if len(w.search) > 0 && !open && !bytes.Contains(b, w.search) {
+		return 0, nil
+	}
+	number, at := max(from, r.line+1), lineStart(r, b, from)
+	for last := r.line + r.lines(); number <= last; number++ {
+		l, found, err := w.line(ctx, i, at, b, number)
+		if err != nil {
+			return 0, err
+		}
+		if found {
+			if len(out.Lines) == limit || w.text >= maxAnswer {
+				return number, nil
+			}
+			out.Lines = append(out.Lines, l)
+			w.text += len(l.Text)
+		}
+		if number < last {
+			at += int64(bytes.IndexByte(b[at:], '\n')) + 1
+		}
+	}
+	return 0, nil
+}
+
+// line puts together the line that begins at a place of record i. found is false
+// when it does not hold what is searched for.
+func (w *window) line(ctx context.Context, i int, at int64, b []byte, number int64) (l protocol.LogLine, found bool, err error) {
+	r := w.snap.recs[i]
+	l = protocol.LogLine{Number: number, Step: r.stream.Step, Stream: r.stream.Stream.String(), At: r.at}
+	found = len(w.search) == 0
+	var text, carry []byte
+	most := w.s.cfg.LineText
+	length := int64(0)
+	shared := false // text is still a part of the record
+	take := func(b []byte) {
+		length += int64(len(b))
+		if !found {
+			// A match may lie across records.
+			look := b
+			if len(carry) > 0 {
+				look = append(carry, b[:min(len(b), len(w.search)-1)]...)
+				found = bytes.Contains(look, w.search)
+			}
+			found = found || bytes.Contains(b, w.search)
+			keep := append(carry, b[max(0, len(b)-len(w.search)+1):]...)
+			carry = append([]byte(nil), keep[max(0, len(keep)-len(w.search)+1):]...)
+		}
+		room := min(len(b), most-len(text))
+		if len(text) == 0 {
+			text, shared = b[:room:room], true
+			return
+		}
+		if shared {
+			text, shared = append([]byte(nil), text...), false
+		}
+		text = append(text, b[:room]...)
+	}
+	for first := true; ; first = false {
+		r := w.snap.recs[i]
+		switch {
+		case r.kind != data && !first && (r.begins || length > 0):
+			// A marker ends the line.
+			return w.finish(l, text, length, false), found, nil
+		case r.kind == lost:
+			l.Lost += r.n
+		case r.kind == discarded:
+			l.Discarded += r.n
+		default:
+			rest := int64(-1) // where the line ends in this record
+			if first {
+				if n := bytes.IndexByte(b[at:], '\n'); n >= 0 {
+					rest = at + int64(n)
+				}
+			} else if rest, at = r.firstNL, 0; len(text) < most || !found {
+				// Its bytes are wanted; else it is enough to count them.
+				if b, err = w.s.load(ctx, w.snap, r); err != nil {
+					return l, false, err
+				}
+				w.scanned += r.n
+			} else {
+				b = nil
+			}
+			stop := rest
+			if rest < 0 {
+				stop = r.n
+			}
+			if b == nil {
+				length += stop - at
+			} else {
+				take(b[at:stop])
+			}
+			if rest >= 0 {
+				return w.finish(l, text, length, false), found, nil
+			}
+		}
+		next := w.snap.next(i)
+		if next < 0 {
+			return w.finish(l, text, length, w.snap.log.State == store.LogOpen), found, nil
+		}
+		i = next
+	}
+}
+
+// finish ends a line: cut on a character's border, every byte that is not
+// UTF-8 replaced.
+func (w *window) finish(l protocol.LogLine, text []byte, length int64, open bool) protocol.LogLine {
+	if int64(len(text)) < length {
+		for n := len(text); n > 0 && len(text)-n < utf8.UTFMax; n-- {
+			if utf8.RuneStart(text[n-1]) {
+				if !utf8.FullRune(text[n-1:]) {
+					text = text[:n-1]
+				}
+				break
+			}
+		}
+	}
+	l.Cut, l.Open = length-int64(len(text)), open
+	l.Text = string(text)
+	if !utf8.ValidString(l.Text) {
+		l.Text = string([]rune(l.Text))
+	}
+	return l
+}

@@ -1,0 +1,263 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/server/store"
+)
+
+const (
+	sealBatch = 32               // logs recorded in one transaction
+	sealPoll  = 2 * time.Second  // how often to look for logs that ended elsewhere
+	sealGrace = 2 * time.Second  // how long they are left to the node that ended them
+	archiving = 30 * time.Minute // of one archive
+	// archiveOrphan is the age at which an archive that no log names is deleted;
+	// far above archiving, and a seal that took longer is refused.
+	archiveOrphan = 24 * time.Hour
+	// damaged is how long after its end a log waits for bytes that the object
+	// store does not give back, before they are marked as lost.
+	damaged      = time.Hour
+	releaseBatch = 5000
+)
+
+// seal rewrites ended logs into archives until ctx ends.
+func (s *Service) seal(ctx context.Context) {
+	for ctx.Err() == nil {
+		n, err := s.SealEnded(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("logs not sealed", slog.Any("error", err))
+		}
+		if n == 0 || err != nil {
+			if !pause(ctx, sealPoll, s.ended) {
+				return
+			}
+		}
+	}
+}
+
+// SealEnded archives logs that have ended: those hinted by Ended at once, others
+// after a grace in which the node that ended them does it. It returns how many
+// it sealed. A log that cannot be archived now is tried again later and does not
+// keep others waiting.
+func (s *Service) SealEnded(ctx context.Context) (int, error) {
+	var logs []store.Log
+	var now int64
+	err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		if now, err = tx.Now(ctx); err != nil {
+			return err
+		}
+		logs, err = tx.EndedLogs(ctx, now, 8*sealBatch)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	var batch []store.Log
+	var failed error
+	for _, l := range logs {
+		s.mu.Lock()
+		hinted := s.hinted[l.Key()]
+		delete(s.hinted, l.Key())
+		s.mu.Unlock()
+		if !hinted && now-l.EndedUS < sealGrace.Microseconds() || len(batch) == sealBatch {
+			if hinted {
+				s.hint(l.Key())
+			}
+			continue
+		}
+		sealed, err := s.archive(ctx, l, now)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		batch = append(batch, sealed)
+	}
+	if len(batch) == 0 {
+		return 0, failed
+	}
+	return len(batch), errors.Join(failed, s.record(ctx, batch, now))
+}
+
+func (s *Service) hint(k store.AttemptKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hinted[k] = true
+}
+
+// record makes verified archives the logs' bytes and releases what they replace.
+func (s *Service) record(ctx context.Context, batch []store.Log, madeUS int64) error {
+	var won map[store.AttemptKey]bool
+	err := s.cfg.Store.Write(ctx, func(tx *store.Tx) error {
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return err
+		}
+		if now-madeUS > (archiveOrphan / 2).Microseconds() {
+			return unavailable("sealing took too long", time.Second)
+		}
+		won, err = tx.SealLogs(ctx, batch, now)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	keys := make([]store.AttemptKey, 0, len(batch))
+	for _, l := range batch {
+		keys = append(keys, l.Key())
+		if !won[l.Key()] && l.ArchiveKey != "" {
+			// Another node was first: this archive is nobody's.
+			if err := s.cfg.Blob.Delete(ctx, l.ArchiveKey); err != nil {
+				s.cfg.Log.Debug("log archive not deleted", slog.Any("error", err))
+			}
+		}
+	}
+	s.touch(keys...)
+	return s.release(ctx, keys)
+}
+
+// release drops the extents of sealed logs in transactions of bounded size.
+func (s *Service) release(ctx context.Context, keys []store.AttemptKey) error {
+	for {
+		n := 0
+		err := s.cfg.Store.Write(ctx, func(tx *store.Tx) (err error) {
+			n, err = tx.ReleaseExtents(ctx, keys, releaseBatch)
+			return err
+		})
+		if err != nil || n < releaseBatch {
+			return err
+		}
+	}
+}
+
+// archive builds, stores and verifies the archive of an ended log. The log it
+// returns names it.
+func (s *Service) archive(ctx context.Context, l store.Log, now int64) (store.Log, error) {
+	ctx, cancel := context.WithTimeout(ctx, archiving)
+	defer cancel()
+	lay := newLayout()
+	for {
+		var es []store.LogExtent
+		err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
+			es, err = tx.LogExtents(ctx, l.Key(), lay.nextSeq, extentPage)
+			return err
+		})
+		if err != nil {
+			return l, err
+		}
+		lay.extend(es, true)
+		if len(es) < extentPage {
+			break
+		}
+	}
+	lay.finish(l.Finals)
+	if len(lay.recs) == 0 {
+		return l, nil // nothing was written: there is nothing to keep
+	}
+	out := newSpool(s.cfg.Temp)
+	defer out.close()
+	a := &archiver{codec: s.codec, out: out}
+	sealed, err := s.rewrite(ctx, lay, a, now-l.EndedUS > damaged.Microseconds())
+	if err != nil {
+		return l, err
+	}
+	if l.IndexSize, l.IndexDigest, err = a.close(); err != nil {
+		return l, err
+	}
+	l.Lines, l.Gap, l.ArchiveSize = sealed.lines, sealed.gap, out.size
+	name := string(l.Job) + "-" + strconv.FormatInt(l.Epoch, 10) + "-" + s.ids.New(ci.PrefixObject)
+	l.ArchiveKey = objectKey(archivePrefix, s.cfg.Incarnation, now, name)
+	if err := s.cfg.Blob.PutNew(ctx, l.ArchiveKey, out.reader(), out.size, [32]byte(out.sum.Sum(nil))); err != nil {
+		return l, err
+	}
+	if err := s.verify(ctx, l); err != nil {
+		return l, errors.Join(err, s.cfg.Blob.Delete(ctx, l.ArchiveKey))
+	}
+	return l, nil
+}
+
+// joined is up to what gap in time neighbouring records become one.
+const joined = 100 * time.Millisecond
+
+// rewrite copies a layout into an archive, joining small neighbours. giveUp
+// marks bytes as lost that the store does not give back.
+func (s *Service) rewrite(ctx context.Context, lay *layout, a *archiver, giveUp bool) (*layout, error) {
+	out := newLayout()
+	var open record
+	var held []byte
+	flush := func() error {
+		if open.n == 0 {
+			return nil
+		}
+		r, b := open, held
+		open.n, held = 0, held[:0]
+		out.add(r)
+		return a.add(r, b)
+	}
+	snap := snapshot{layout: lay}
+	for _, r := range lay.recs {
+		var b []byte
+		if r.kind == data {
+			var err error
+			if b, err = s.load(ctx, snap, r); err != nil {
+				if !giveUp || ci.KindOf(err) != ci.ErrNotFound && ci.KindOf(err) != ci.ErrDigest {
+					return nil, err
+				}
+				s.cfg.Log.Error("log bytes are lost: the object store does not give them back", slog.Any("error", err),
+					slog.Int64("bytes", r.n))
+				r, b = record{kind: lost, stream: r.stream, n: r.n, at: r.at, firstNL: -1, lastNL: -1}, nil
+			}
+		}
+		if open.n > 0 && open.kind == data && r.kind == data && open.stream == r.stream &&
+			r.at-open.at < joined.Microseconds() && open.n+r.n <= frameSize/4 {
+			if r.newlines > 0 {
+				if open.firstNL < 0 {
+					open.firstNL = open.n + r.firstNL
+				}
+				open.lastNL = open.n + r.lastNL
+				open.newlines += r.newlines
+			}
+			open.n += r.n
+			held = append(held, b...)
+			continue
+		}
+		if err := flush(); err != nil {
+			return nil, err
+		}
+		open, held = r, append(held[:0], b...)
+	}
+	return out, flush()
+}
+
+// verify reads an archive back as a reader would: its index, and every frame
+// against its digest.
+func (s *Service) verify(ctx context.Context, l store.Log) error {
+	frames, lay, err := s.loadIndex(ctx, l)
+	if err != nil {
+		return err
+	}
+	if lay.lines != l.Lines || lay.bytes != l.Bytes && l.Gap == 0 {
+		return ci.Errorf(ci.ErrDigest, "log archive %s does not hold what its log holds", l.ArchiveKey)
+	}
+	buf := new(bytes.Buffer)
+	for _, f := range frames {
+		r, err := s.cfg.Blob.Open(ctx, l.ArchiveKey, f.at, f.size)
+		if err != nil {
+			return err
+		}
+		buf.Reset()
+		_, err = buf.ReadFrom(r)
+		if err := errors.Join(err, r.Close()); err != nil {
+			return err
+		}
+		if _, err := s.codec.unpack(buf.Bytes(), f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
