@@ -1,0 +1,125 @@
+package reader
+
+import (
+	"context"
+	"encoding/json"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/auth"
+	"forgeci/internal/server/policy"
+	"forgeci/internal/server/store"
+)
+
+// Runners returns a page of runners by ID.
+func (r *Reader) Runners(ctx context.Context, v auth.Viewer, after string, limit int) (protocol.Page[protocol.Runner], error) {
+	page := protocol.Page[protocol.Runner]{Items: []protocol.Runner{}}
+	n := pageSize(limit)
+	err := r.store.Read(ctx, func(tx *store.Tx) error {
+		page.Items, page.Next = page.Items[:0], ""
+		rows, err := tx.ReadRunners(ctx, v.Org, ci.RunnerID(after), n+1)
+		if err != nil {
+			return err
+		}
+		if len(rows) > n {
+			rows = rows[:n]
+			page.Next = string(rows[n-1].ID)
+		}
+		held, err := tx.ReadOccupancy(ctx, v.Org)
+		if err != nil {
+			return err
+		}
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			doc, err := r.runner(row, held, now)
+			if err != nil {
+				return err
+			}
+			page.Items = append(page.Items, doc)
+		}
+		return nil
+	})
+	return page, err
+}
+
+// Runner returns one runner.
+func (r *Reader) Runner(ctx context.Context, v auth.Viewer, id ci.RunnerID) (protocol.Runner, error) {
+	after := ""
+	for {
+		page, err := r.Runners(ctx, v, after, MaxPage)
+		if err != nil {
+			return protocol.Runner{}, err
+		}
+		for _, doc := range page.Items {
+			if doc.ID == id {
+				return doc, nil
+			}
+		}
+		if page.Next == "" {
+			return protocol.Runner{}, notFound("runner", id)
+		}
+		after = page.Next
+	}
+}
+
+func (r *Reader) runner(row store.RunnerView, held []store.Occupant, now int64) (protocol.Runner, error) {
+	doc := protocol.Runner{ID: row.ID, Name: row.Name, Slots: int(row.Slots), Version: row.Version, CreatedAt: at(row.CreatedUS)}
+	switch {
+	case row.Status == "fenced":
+		doc.Status = "fenced"
+	case row.Present == 0:
+		doc.Status = "offline"
+	case row.Status == "draining" || row.State == "draining":
+		doc.Status = "draining"
+	default:
+		doc.Status = "online"
+	}
+	if row.Offer != "" {
+		var o policy.Offer
+		if err := json.Unmarshal([]byte(row.Offer), &o); err != nil {
+			return doc, err
+		}
+		doc.Offer = protocol.Offer{OS: o.OS, Arch: o.Arch, Size: o.Size, Isolation: o.Isolation, Labels: o.Labels, Features: o.Features}
+	}
+	seen := max(row.OpenedUS, row.GoneUS)
+	if ok, ago := r.engine.Online(row.ID); ok && row.Present != 0 {
+		seen = now - ago.Microseconds()
+	}
+	doc.LastSeen = maybe(seen)
+	for _, o := range held {
+		if o.Runner != row.ID {
+			continue
+		}
+		doc.Running = append(doc.Running, protocol.HeldJob{Job: o.Job, Name: o.Name, Epoch: o.Epoch, Quarantined: o.Quarantined != 0})
+		if o.Quarantined != 0 {
+			doc.Quarantined++
+		}
+	}
+	return doc, nil
+}
+
+// DeadLetters returns a page of dead letters, newest first.
+func (r *Reader) DeadLetters(ctx context.Context, v auth.Viewer, after string, limit int) (protocol.Page[protocol.DeadLetter], error) {
+	page := protocol.Page[protocol.DeadLetter]{Items: []protocol.DeadLetter{}}
+	n := pageSize(limit)
+	err := r.store.Read(ctx, func(tx *store.Tx) error {
+		rows, err := tx.ReadDeadLetters(ctx, v.Org, ci.JobID(after), n+1)
+		if err != nil {
+			return err
+		}
+		page.Items, page.Next = page.Items[:0], ""
+		if len(rows) > n {
+			rows = rows[:n]
+			page.Next = string(rows[n-1].Job)
+		}
+		for _, d := range rows {
+			page.Items = append(page.Items, protocol.DeadLetter{Job: d.Job, Name: d.Name, Run: d.Run, Repo: d.Repo,
+				Attempts: d.Epoch, Reason: d.Reason, Detail: d.Detail, At: at(d.DeadUS), Requeued: d.Requeued})
+		}
+		return nil
+	})
+	return page, err
+}
