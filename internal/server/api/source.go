@@ -1,0 +1,194 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+
+	"forgeci/internal/archive"
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/store"
+	"forgeci/internal/source"
+	"forgeci/internal/workflow"
+)
+
+// Most bytes of an uploaded snapshot.
+const maxSnapshot = 8 << 30
+
+func (a *API) getSnapshot(w http.ResponseWriter, r *http.Request, c caller) error {
+	if _, err := a.repo(r.Context(), r, c); err != nil {
+		return err
+	}
+	src, err := a.source(r.Context(), c.viewer.Org, r.PathValue("digest"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, snapshot(src))
+}
+
+func snapshot(s store.Source) protocol.Snapshot {
+	return protocol.Snapshot{Digest: s.Digest, Blob: s.BlobDigest, Size: s.Size, Files: int(s.Files), Bytes: s.Bytes}
+}
+
+func (a *API) source(ctx context.Context, org ci.OrgID, digest string) (store.Source, error) {
+	var src store.Source
+	err := a.Store.Read(ctx, func(tx *store.Tx) error {
+		got, ok, err := tx.Source(ctx, org, digest)
+		if err == nil && !ok {
+			err = ci.Errorf(ci.ErrNotFound, "no source %s: upload the snapshot first", clip(digest, 80))
+		}
+		src = got
+		return err
+	})
+	return src, err
+}
+
+// putSnapshot takes a snapshot: the bytes are kept aside, their manifest is
+// recomputed and compared with the digest of the path, then they are published
+// under their own digest. Nothing of a wrong one stays.
+func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) error {
+	ctx := r.Context()
+	if _, err := a.repo(ctx, r, c); err != nil {
+		return err
+	}
+	want := r.PathValue("digest")
+	if src, err := a.source(ctx, c.viewer.Org, want); err == nil {
+		return writeJSON(w, http.StatusOK, snapshot(src))
+	} else if !errors.Is(err, ci.ErrNotFound) {
+		return err
+	}
+	f, err := os.CreateTemp(a.TempDir, "snapshot-")
+	if err != nil {
+		return ci.Errorf(ci.ErrUnavailable, "the server cannot keep the upload aside").WithCause(err)
+	}
+	defer func() {
+		_ = f.Close()
+		_ = os.Remove(f.Name())
+	}()
+	sum := sha256.New()
+	size, err := receive(w, r, f, sum)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	manifest, digest, err := source.Verify(ctx, f, archive.SourceLimits())
+	if err != nil {
+		return err
+	}
+	if digest != want {
+		return ci.Errorf(ci.ErrDigest, "the snapshot's manifest has digest %s, the address says %s", digest, clip(want, 80))
+	}
+	blobSum := [32]byte(sum.Sum(nil))
+	src := store.Source{Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size,
+		BlobKey: "sources/" + string(c.viewer.Org) + "/" + hex.EncodeToString(blobSum[:])}
+	for _, e := range manifest {
+		if e.Kind != source.Dir {
+			src.Files++
+		}
+		src.Bytes += e.Size
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if err := a.Blob.PutNew(ctx, src.BlobKey, f, size, blobSum); err != nil {
+		return err
+	}
+	err = a.Store.Write(ctx, func(tx *store.Tx) error {
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return err
+		}
+		if err := tx.InsertSource(ctx, c.viewer.Org, src, now); err != nil {
+			return err
+		}
+		src, _, err = tx.Source(ctx, c.viewer.Org, digest)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, snapshot(src))
+}
+
+// receive writes the body to a file and a hash.
+func receive(w http.ResponseWriter, r *http.Request, f *os.File, sum hash.Hash) (int64, error) {
+	size, err := io.Copy(io.MultiWriter(f, sum), http.MaxBytesReader(w, r.Body, maxSnapshot))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return 0, ci.Errorf(ci.ErrTooLarge, "a snapshot may have at most %d bytes", int64(maxSnapshot))
+	case err != nil && r.Context().Err() != nil:
+		return 0, err
+	case err != nil && strings.Contains(err.Error(), "unexpected EOF"), errors.Is(err, io.ErrUnexpectedEOF):
+		return 0, ci.Errorf(ci.ErrInvalid, "the upload was cut after %d bytes", size).WithCause(err)
+	case err != nil:
+		return 0, ci.Errorf(ci.ErrUnavailable, "the server cannot keep the upload aside").WithCause(err)
+	}
+	return size, nil
+}
+
+// workflowFiles remembers parsed workflow files of recent sources: both are
+// immutable.
+type workflowFiles struct {
+	mu    sync.Mutex
+	files map[workflowKey]*workflow.File
+}
+
+type workflowKey struct{ org, digest, path string }
+
+const workflowFilesMost = 64
+
+func newWorkflowFiles() *workflowFiles {
+	return &workflowFiles{files: map[workflowKey]*workflow.File{}}
+}
+
+func (c *workflowFiles) get(k workflowKey) *workflow.File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.files[k]
+}
+
+func (c *workflowFiles) put(k workflowKey, f *workflow.File) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.files) >= workflowFilesMost {
+		clear(c.files)
+	}
+	c.files[k] = f
+}
+
+// plan reads the workflow out of the published snapshot and compiles it.
+func (a *API) plan(ctx context.Context, org ci.OrgID, req protocol.CreateRun) (ci.Plan, error) {
+	key := workflowKey{string(org), req.Snapshot, req.WorkflowPath}
+	file := a.files.get(key)
+	if file == nil {
+		src, err := a.source(ctx, org, req.Snapshot)
+		if err != nil {
+			return ci.Plan{}, err
+		}
+		body, err := a.Blob.Open(ctx, src.BlobKey, 0, -1)
+		if err != nil {
+			return ci.Plan{}, err
+		}
+		defer func() { _ = body.Close() }()
+		data, err := source.ReadFile(ctx, body, req.WorkflowPath, int64(workflow.DefaultLimits().Bytes)+1)
+		if err != nil {
+			return ci.Plan{}, err
+		}
+		if file, err = workflow.Parse(req.WorkflowPath, data); err != nil {
+			return ci.Plan{}, err
+		}
+		a.files.put(key, file)
+	}
+	return file.Compile(workflow.CompileOptions{Inputs: req.Inputs, Jobs: req.Jobs})
+}
