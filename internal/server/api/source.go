@@ -92,9 +92,7 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	src := store.Source{Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size,
 		BlobKey: "sources/" + string(c.viewer.Org) + "/" + hex.EncodeToString(blobSum[:])}
 	for _, e := range manifest {
-		if e.Kind != source.Dir {
-			src.Files++
-		}
+		src.Files++
 		src.Bytes += e.Size
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {

@@ -14,14 +14,38 @@ import (
 // artifacts, all others and everything that depends on them are recreated; a
 // successful job whose artifact has expired runs again. The retried run must
 // have finished.
-func (e *Engine) Retry(ctx context.Context, org ci.OrgID, actor string, id ci.RunID, failed bool) (ci.RunID, error) {
-	var fresh ci.RunID
+func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) {
+	fresh := ci.RunID(e.IDs.New(ci.PrefixRun))
 	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
-		var err error
-		fresh, err = t.retry(ctx, org, actor, id, failed, "")
-		return err
+		runs, err := t.LockRuns(ctx, []ci.RunID{req.Run})
+		if err != nil {
+			return err
+		}
+		if len(runs) == 0 || runs[0].Org != req.Org {
+			return ci.Errorf(ci.ErrNotFound, "no run %s", req.Run)
+		}
+		if req.IdempotencyKey != "" {
+			bound, err := t.bindKey(ctx, Submission{Org: req.Org, Repo: runs[0].Repo, Actor: req.Actor,
+				IdempotencyKey: req.IdempotencyKey, RequestDigest: req.RequestDigest}, fresh)
+			if err != nil || bound != fresh {
+				fresh = bound
+				return err
+			}
+		}
+		return t.retry(ctx, runs[0], fresh, req.Actor, req.Failed, "")
 	})
 	return fresh, err
+}
+
+// RetryRequest asks for a retry of a finished run.
+type RetryRequest struct {
+	Org   ci.OrgID
+	Actor string
+	Run   ci.RunID
+	// Failed pins what succeeded.
+	Failed bool
+	// IdempotencyKey makes a repeat return the same run, as in Submission.
+	IdempotencyKey, RequestDigest string
 }
 
 // Requeue makes a retry run of a dead letter's run from its failed jobs and notes
@@ -36,62 +60,59 @@ func (e *Engine) Requeue(ctx context.Context, org ci.OrgID, actor string, id ci.
 		if !ok || j.Org != org || j.DeadUS == 0 {
 			return ci.Errorf(ci.ErrNotFound, "no dead letter %s", id)
 		}
-		fresh, err = t.retry(ctx, org, actor, j.Run, true, id)
-		return err
+		runs, err := t.LockRuns(ctx, []ci.RunID{j.Run})
+		if err != nil {
+			return err
+		}
+		if j, _, err = t.Job(ctx, id); err != nil {
+			return err
+		}
+		if j.RequeuedRun != "" {
+			fresh = j.RequeuedRun
+			return nil
+		}
+		fresh = ci.RunID(e.IDs.New(ci.PrefixRun))
+		return t.retry(ctx, runs[0], fresh, actor, true, id)
 	})
 	return fresh, err
 }
 
-func (t *txn) retry(ctx context.Context, org ci.OrgID, actor string, id ci.RunID, failed bool, dead ci.JobID) (ci.RunID, error) {
-	e := t.e
-	runs, err := t.LockRuns(ctx, []ci.RunID{id})
-	if err != nil {
-		return "", err
-	}
-	if len(runs) == 0 || runs[0].Org != org {
-		return "", ci.Errorf(ci.ErrNotFound, "no run %s", id)
-	}
-	old := runs[0]
+// retry makes the run fresh out of a locked one; dead names the dead letter that
+// it is made of, if any.
+func (t *txn) retry(ctx context.Context, old store.Run, fresh ci.RunID, actor string, failed bool, dead ci.JobID) error {
 	if old.State != ci.StateFinished {
-		return "", ci.Errorf(ci.ErrConflict, "the run has not finished (%s): cancel it first or wait", old.State)
+		return ci.Errorf(ci.ErrConflict, "the run has not finished (%s): cancel it first or wait", old.State)
 	}
-	jobs, err := t.JobsOfRun(ctx, id)
+	jobs, err := t.JobsOfRun(ctx, old.ID)
 	if err != nil {
-		return "", err
-	}
-	if dead != "" {
-		for i := range jobs {
-			if jobs[i].ID == dead && jobs[i].RequeuedRun != "" {
-				return jobs[i].RequeuedRun, nil
-			}
-		}
+		return err
 	}
 	n, err := t.retryOf(ctx, old, jobs, actor)
 	if err != nil {
-		return "", err
+		return err
 	}
+	n.id = fresh
 	if failed {
 		if n.pins, err = t.pins(ctx, old, jobs, n.Plan.Jobs); err != nil {
-			return "", err
+			return err
 		}
 		if len(n.pins) == len(jobs) {
-			return "", ci.Errorf(ci.ErrConflict, "every job of the run succeeded: there is nothing to retry")
+			return ci.Errorf(ci.ErrConflict, "every job of the run succeeded: there is nothing to retry")
 		}
 	}
 	if err := t.insertRun(ctx, n); err != nil {
-		return "", err
+		return err
 	}
-	t.record(store.Audit{Org: org, Actor: actor, Action: "retry", Run: id, Object: string(n.id)})
+	t.record(store.Audit{Org: old.Org, Actor: actor, Action: "retry", Run: old.ID, Object: string(fresh)})
 	if dead == "" {
-		return n.id, nil
+		return nil
 	}
 	locked, err := t.LockJobs(ctx, []ci.JobID{dead})
 	if err != nil {
-		return "", err
+		return err
 	}
-	locked[0].RequeuedRun = n.id
-	e.Log.Debug("dead letter requeued", "job", dead, "run", n.id)
-	return n.id, t.UpdateJobs(ctx, []*store.Job{&locked[0]})
+	locked[0].RequeuedRun = fresh
+	return t.UpdateJobs(ctx, []*store.Job{&locked[0]})
 }
 
 // retryOf renders the retried run as a new one.
@@ -122,7 +143,7 @@ func (t *txn) retryOf(ctx context.Context, old store.Run, jobs []store.Job, acto
 	return newRun{
 		Submission: Submission{Org: old.Org, Repo: old.Repo, Actor: actor, Plan: plan, Source: old.SourceDigest, Trust: old.Trust,
 			Event: "retry", CommitSHA: old.CommitSHA, Ref: old.Ref, Message: old.Message, Author: old.Author, Dirty: old.Dirty != 0},
-		id: ci.RunID(t.e.IDs.New(ci.PrefixRun)), parent: old.ID, retryDefault: old.RetryDefault, operations: operations,
+		parent: old.ID, retryDefault: old.RetryDefault, operations: operations,
 	}, nil
 }
 
