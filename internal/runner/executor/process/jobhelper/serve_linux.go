@@ -24,7 +24,14 @@ type helper struct {
 	step     *step      // the latest
 	closing  bool       // take no more steps
 	killing  bool       // kill whatever is left
+	asked    map[procID]bool
 	leftover int
+}
+
+// procID names one process.
+type procID struct {
+	pid   int
+	start uint64
 }
 
 // step is one step that was started.
@@ -64,7 +71,7 @@ func serve() int {
 	if err != nil {
 		return 1
 	}
-	h := &helper{self: os.Getpid(), null: null, wake: make(chan struct{}, 1), idle: true}
+	h := &helper{self: os.Getpid(), null: null, wake: make(chan struct{}, 1), idle: true, asked: map[procID]bool{}}
 	go h.reap()
 	for {
 		m, fds, err := control(controlFD).receive()
@@ -155,14 +162,14 @@ func (h *helper) start(m *Message, fds []int) {
 	pid, err := h.fork(m.Argv, attr, st.group)
 	if err == nil {
 		st.pid, h.step, h.idle = pid, st, false
+		// Before reap can tell of its end.
+		_ = control(controlFD).write(&Message{Kind: KindStarted, Seq: m.Seq, Num: int64(pid)})
 	}
 	h.mu.Unlock()
 	h.wakeReaper()
 	if err != nil {
 		fail("start "+m.Argv[0]+" in "+m.Dir, err)
-		return
 	}
-	h.send(&Message{Kind: KindStarted, Seq: m.Seq, Num: int64(pid)})
 }
 
 // fork starts the program inside the group before its first instruction: under
@@ -282,7 +289,7 @@ func (h *helper) endStep(seq uint32, kill bool) {
 	st.watched = true
 	h.mu.Unlock()
 	if !kill {
-		Terminate(h.stepProcs(st))
+		h.ask(h.stepProcs(st), false)
 	}
 	if begin {
 		go h.watch(st)
@@ -294,7 +301,10 @@ func (h *helper) endStep(seq uint32, kill bool) {
 	}
 }
 
+// watch sees to the end of a step that is to end. Without a cgroup one look can
+// miss a process whose parent ends meanwhile, two in a row cannot miss the same.
 func (h *helper) watch(st *step) {
+	clean := 0
 	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		h.mu.Lock()
 		exited, kill := st.exited, st.kill
@@ -306,9 +316,20 @@ func (h *helper) watch(st *step) {
 				KillFound(func() []Proc { return h.stepProcs(st) })
 			}
 		}
-		if exited && (st.group != nil && st.group.Empty() || st.group == nil && len(h.stepProcs(st)) == 0) {
+		left := h.stepProcs(st)
+		if !kill {
+			h.ask(left, true)
+		}
+		clean++
+		if !exited || len(left) > 0 || st.group != nil && !st.group.Empty() {
+			clean = 0
+		}
+		if clean == 2 {
 			h.send(&Message{Kind: KindStepGone, Seq: st.seq})
 			return
+		}
+		if clean == 1 {
+			delay = time.Millisecond
 		}
 		select {
 		case <-st.poke:
@@ -340,13 +361,45 @@ func (h *helper) close(kill bool) {
 			h.mu.Unlock()
 		}
 		if !kill {
-			Terminate(left)
+			h.ask(left, false)
+			go h.askOrphans()
 		}
 	}
 	if firstKill {
 		go h.killAll()
 	}
 	h.wakeReaper()
+}
+
+// ask sends SIGTERM to each of the processes that has not got it yet: to all, or
+// to the orphans. A process that was made at the moment of the first look is an
+// orphan when its parent has obeyed; what a parent starts to clean up after
+// itself is not, and may finish.
+func (h *helper) ask(procs []Proc, orphans bool) {
+	h.mu.Lock()
+	var fresh []Proc
+	for _, p := range procs {
+		id := procID{p.PID, p.Start}
+		if !p.Dead() && !h.asked[id] && (!orphans || p.PPID == h.self) {
+			h.asked[id] = true
+			fresh = append(fresh, p)
+		}
+	}
+	h.mu.Unlock()
+	Terminate(fresh)
+}
+
+func (h *helper) askOrphans() {
+	for delay := 10 * time.Millisecond; ; delay = min(2*delay, 200*time.Millisecond) {
+		time.Sleep(delay)
+		h.mu.Lock()
+		killing := h.killing
+		h.mu.Unlock()
+		if killing {
+			return
+		}
+		h.ask(h.jobProcs(), true)
+	}
 }
 
 // killAll kills what is left again and again; the process ends when nothing is.

@@ -135,11 +135,7 @@ func Terminate(procs []Proc) {
 // last look. They are stopped first, until a look finds no new one, so that a
 // tree that keeps forking cannot outrun the signal.
 func KillFound(find func() []Proc) int {
-	type id struct {
-		pid   int
-		start uint64
-	}
-	stopped := map[id]bool{}
+	stopped := map[procID]bool{}
 	var procs []Proc
 	for range 10 {
 		procs = procs[:0]
@@ -149,8 +145,8 @@ func KillFound(find func() []Proc) int {
 				continue
 			}
 			procs = append(procs, p)
-			if !stopped[id{p.PID, p.Start}] {
-				stopped[id{p.PID, p.Start}] = true
+			if !stopped[procID{p.PID, p.Start}] {
+				stopped[procID{p.PID, p.Start}] = true
 				fresh++
 				_ = Signal(p, syscall.SIGSTOP)
 			}
