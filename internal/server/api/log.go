@@ -233,7 +233,7 @@ func (a *API) runEvents(w http.ResponseWriter, r *http.Request, c caller) error 
 	if err != nil {
 		return err
 	}
-	changes, stop := a.Engine.WatchRuns(id)
+	changes, stop := a.Engine.WatchRuns(c.viewer.Org, id)
 	defer stop()
 	return a.stream(w, r, func(ctx context.Context, s *sse) error {
 		look := time.NewTicker(5 * time.Second)
@@ -250,7 +250,10 @@ func (a *API) runEvents(w http.ResponseWriter, r *http.Request, c caller) error 
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-changes:
+			case _, more := <-changes:
+				if !more {
+					return nil // the server is stopping; the client comes back
+				}
 			case <-look.C:
 			}
 			next, err := a.Reader.Summary(ctx, c.viewer, id)

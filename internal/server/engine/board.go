@@ -87,7 +87,7 @@ func (b *board) advance(ctx context.Context, changed []*store.Job) error {
 		}
 		var finished []ci.JobID
 		for _, j := range changed {
-			b.t.changedRun(j.Run)
+			b.t.changedRun(j.Org, j.Run)
 			if j.State != ci.StateFinished {
 				continue
 			}

@@ -32,7 +32,7 @@ func (e *Engine) Cancel(ctx context.Context, org ci.OrgID, actor string, id ci.R
 		if err := t.UpdateRuns(ctx, []*store.Run{run}); err != nil {
 			return err
 		}
-		t.changedRun(id)
+		t.changedRun(org, id)
 		t.record(store.Audit{Org: org, Actor: actor, Action: "cancel", Run: id})
 		t.say("run cancelling", "run", id, "actor", actor)
 		open, err := t.TakeQueuedRun(ctx, id)

@@ -1,7 +1,5 @@
 package engine_test
 
-
-
 // check asserts what must hold of the rows after any history.
 func (w *world) check() {
 	w.t.Helper()

@@ -310,7 +310,7 @@ func (t *txn) claimOffer(ctx context.Context, offer string, ops []*claimOp, sess
 		runs[j.Run] = true
 		op.lease = &ref
 		t.e.fleet.claimed(h.VFT)
-		t.changedRun(j.Run)
+		t.changedRun(j.Org, j.Run)
 		t.record(store.Audit{Org: j.Org, Actor: string(s.Runner), Action: "claimed", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
 			Object: string(ref.Lease), Detail: "by " + s.RunnerName})
 		t.say("job claimed", "job", j.ID, "run", j.Run, "epoch", j.Epoch, "runner", s.Runner)

@@ -170,10 +170,10 @@ type txn struct {
 	audits  []store.Audit
 	release map[ci.OrgID]int64 // admissions to give back
 	ready   []readyJob
-	reopen  map[ci.OrgID]bool // look for held jobs
-	wakes   map[string]int    // shape -> jobs that became claimable
-	lines   []func()          // log lines, written after commit
-	runs    map[ci.RunID]bool // changed runs, told to watchers after commit
+	reopen  map[ci.OrgID]bool     // look for held jobs
+	wakes   map[string]int        // shape -> jobs that became claimable
+	lines   []func()              // log lines, written after commit
+	runs    map[ci.RunID]ci.OrgID // changed runs, told to watchers after commit
 }
 
 // transact runs fn as one transaction of the engine's own.
@@ -206,8 +206,8 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 		for shape, n := range t.wakes {
 			e.hub.wake(e.fleet.offersOf(shape), n)
 		}
-		for id := range t.runs {
-			e.hub.runChanged(id)
+		for id, org := range t.runs {
+			e.hub.runChanged(org, id)
 		}
 		for _, line := range t.lines {
 			line()
@@ -230,11 +230,11 @@ func (t *txn) lockedNow(ctx context.Context) (int64, error) {
 	return now, nil
 }
 
-func (t *txn) changedRun(id ci.RunID) {
+func (t *txn) changedRun(org ci.OrgID, id ci.RunID) {
 	if t.runs == nil {
-		t.runs = map[ci.RunID]bool{}
+		t.runs = map[ci.RunID]ci.OrgID{}
 	}
-	t.runs[id] = true
+	t.runs[id] = org
 }
 
 // say writes a log line after the commit.

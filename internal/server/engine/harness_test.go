@@ -150,7 +150,9 @@ func (a *agent) open(slots int, terminated ...protocol.AttemptRef) {
 	a.session = got.Session
 }
 
-func itoa(n int) string { return "req-" + string(rune('A'+n/26/26%26)) + string(rune('A'+n/26%26)) + string(rune('A'+n%26)) }
+func itoa(n int) string {
+	return "req-" + string(rune('A'+n/26/26%26)) + string(rune('A'+n/26%26)) + string(rune('A'+n%26))
+}
 
 // claim asks once; nil when there is nothing.
 func (a *agent) claim() *protocol.Ticket {

@@ -21,7 +21,8 @@ type poll struct {
 }
 
 type watch struct {
-	run ci.RunID // "" = all
+	org ci.OrgID
+	run ci.RunID // "" = all of the organisation
 	ch  chan ci.RunID
 }
 
@@ -73,14 +74,27 @@ func (h *hub) wakeAll() {
 		default:
 		}
 	}
+	for w := range h.watches {
+		close(w.ch)
+		delete(h.watches, w)
+	}
 }
 
-// WatchRuns returns a channel of hints that a run changed ("" watches all runs).
-// A slow reader loses hints, never blocks anybody; stop ends it.
-func (e *Engine) WatchRuns(id ci.RunID) (changes <-chan ci.RunID, stop func()) {
-	w := &watch{run: id, ch: make(chan ci.RunID, 64)}
+// StopPolls answers open polls with nothing to do and ends watches: the server
+// is stopping, and clients come back to another node or to its successor.
+func (e *Engine) StopPolls() { e.hub.wakeAll() }
+
+// WatchRuns returns a channel of hints that a run of the organisation changed (""
+// watches all of them). A slow reader loses hints, never blocks anybody; stop
+// ends it. The channel is closed when the server stops.
+func (e *Engine) WatchRuns(org ci.OrgID, id ci.RunID) (changes <-chan ci.RunID, stop func()) {
+	w := &watch{org: org, run: id, ch: make(chan ci.RunID, 64)}
 	e.hub.mu.Lock()
-	e.hub.watches[w] = true
+	if e.hub.closed {
+		close(w.ch)
+	} else {
+		e.hub.watches[w] = true
+	}
 	e.hub.mu.Unlock()
 	return w.ch, func() {
 		e.hub.mu.Lock()
@@ -89,11 +103,11 @@ func (e *Engine) WatchRuns(id ci.RunID) (changes <-chan ci.RunID, stop func()) {
 	}
 }
 
-func (h *hub) runChanged(id ci.RunID) {
+func (h *hub) runChanged(org ci.OrgID, id ci.RunID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watches {
-		if w.run == "" || w.run == id {
+		if w.org == org && (w.run == "" || w.run == id) {
 			select {
 			case w.ch <- id:
 			default:

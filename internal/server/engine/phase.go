@@ -61,7 +61,7 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 		}
 		j := b.jobs[ref.Job]
 		steps = append(steps, stepRows(ref, op.req.Steps)...)
-		t.changedRun(j.Run)
+		t.changedRun(j.Org, j.Run)
 		if op.req.Phase == "" || op.req.Phase == j.Phase {
 			continue
 		}

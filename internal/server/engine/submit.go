@@ -137,7 +137,7 @@ func (t *txn) insertRun(ctx context.Context, n newRun) error {
 	}
 	t.record(store.Audit{Org: n.Org, Actor: n.Actor, Action: "run_created", Run: n.id, Detail: n.Event})
 	t.say("run created", "run", n.id, "repo", n.Repo, "workflow", n.Plan.Workflow, "jobs", len(jobs), "actor", n.Actor)
-	t.changedRun(n.id)
+	t.changedRun(n.Org, n.id)
 	if err := t.pinBindings(ctx, n, rows, now); err != nil {
 		return err
 	}

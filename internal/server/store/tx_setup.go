@@ -73,7 +73,7 @@ func (t *Tx) SetOrgLimits(ctx context.Context, id ci.OrgID, weight, jobLimit int
 }
 
 // InsertCredential stores a credential by the hash of its text; one with the
-// same hash stays as it is.
+// same hash is valid again.
 func (t *Tx) InsertCredential(ctx context.Context, c Credential, hash string) error {
 	_, err := t.exec(ctx, "CredentialInsert", c.ID, c.Org, c.Kind, hash, c.Actor, c.Runner, c.CreatedUS, c.ExpiresUS)
 	return err
@@ -87,6 +87,12 @@ func (t *Tx) CredentialByHash(ctx context.Context, hash string) (Credential, boo
 // RevokeRunnerCredentials revokes every credential of a runner.
 func (t *Tx) RevokeRunnerCredentials(ctx context.Context, id ci.RunnerID, now int64) error {
 	_, err := t.exec(ctx, "CredentialsRevokeRunner", id, now)
+	return err
+}
+
+// RevokeBootstrap revokes the bootstrap tokens.
+func (t *Tx) RevokeBootstrap(ctx context.Context, now int64) error {
+	_, err := t.exec(ctx, "CredentialsRevokeBootstrap", now)
 	return err
 }
 

@@ -38,13 +38,16 @@ UPDATE org SET weight = $2, job_limit = $3 WHERE id = $1;
 
 -- name: CredentialInsert
 INSERT INTO credential (id, org_id, kind, hash, actor, runner_id, created_us, expires_us)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (hash) DO NOTHING;
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (hash) DO UPDATE SET revoked_us = 0;
 
 -- name: CredentialByHash
 SELECT id, org_id, kind, actor, runner_id, created_us, expires_us, revoked_us FROM credential WHERE hash = $1;
 
 -- name: CredentialsRevokeRunner
 UPDATE credential SET revoked_us = $2 WHERE runner_id = $1 AND revoked_us = 0;
+
+-- name: CredentialsRevokeBootstrap
+UPDATE credential SET revoked_us = $1 WHERE kind IN ('admin', 'registration') AND revoked_us = 0;
 
 -- name: RepoInsert
 INSERT INTO repo (id, org_id, host, host_key, name, created_us) VALUES ($1, $2, $3, $4, $5, $6)
