@@ -352,14 +352,16 @@ func TestAnArchiveIsATar(t *testing.T) {
 func TestPackNoticesChanges(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(path string) error{
-		"grown":       func(p string) error { return appendTo(p, "x") },
-		"shrunk":      func(p string) error { return os.Truncate(p, 1) },
-		"touched":     func(p string) error { return os.Chtimes(p, time.Unix(1, 0), time.Unix(1, 0)) },
-		"removed":     os.Remove,
-		"now a link":  func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
-		"now a pipe":  func(p string) error { return errors.Join(os.Remove(p), syscall.Mkfifo(p, 0o644)) },
-		"now a dir":   func(p string) error { return errors.Join(os.Remove(p), os.Mkdir(p, 0o755)) },
-		"parent link": func(p string) error { return errors.Join(os.RemoveAll(filepath.Dir(p)), os.Symlink("/etc", filepath.Dir(p))) },
+		"grown":      func(p string) error { return appendTo(p, "x") },
+		"shrunk":     func(p string) error { return os.Truncate(p, 1) },
+		"touched":    func(p string) error { return os.Chtimes(p, time.Unix(1, 0), time.Unix(1, 0)) },
+		"removed":    os.Remove,
+		"now a link": func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
+		"now a pipe": func(p string) error { return errors.Join(os.Remove(p), syscall.Mkfifo(p, 0o644)) },
+		"now a dir":  func(p string) error { return errors.Join(os.Remove(p), os.Mkdir(p, 0o755)) },
+		"parent link": func(p string) error {
+			return errors.Join(os.RemoveAll(filepath.Dir(p)), os.Symlink("/etc", filepath.Dir(p)))
+		},
 	} {
 		for _, size := range []int{100, 3 << 20} {
 			t.Run(fmt.Sprintf("%s/%d", name, size), func(t *testing.T) {

@@ -22,7 +22,7 @@ type openDir struct {
 
 // maxOpenDirs bounds the descriptors that one chain holds, for trees that are
 // thousands of levels deep.
-const maxOpenDirs = 64
+const maxOpenDirs = 256
 
 // open returns the directory at path ("" is the root itself). It belongs to d
 // and is good until the next open. When create is set, a directory that is

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -32,10 +33,13 @@ func Read(ctx context.Context, r io.Reader, lim Limits, visit func(e Entry, cont
 	g := newGuard(lim)
 	// Room for one entry's headers: the tar header, two extended ones, padding.
 	overhead := int64(2*lim.Path + 16<<10)
+	skip := make([]byte, 32<<10)
 	for {
-		plain.room += overhead
+		// A tar that is cut off between two entries reads as one that ends
+		// there: only the end mark tells them apart.
+		plain.room, plain.zeros = plain.room+overhead, 0
 		hdr, err := t.Next()
-		if err == io.EOF {
+		if err == io.EOF && plain.zeros >= 2*blockSize {
 			break
 		}
 		if err != nil {
@@ -49,12 +53,16 @@ func Read(ctx context.Context, r io.Reader, lim Limits, visit func(e Entry, cont
 			return g.stats, err
 		}
 		plain.room += e.Size
-		if visit == nil {
-			continue
-		}
 		content := &contentReader{ctx: ctx, r: t, plain: plain, path: e.Path}
-		if err := visit(e, content); err != nil {
-			return g.stats, err
+		if visit != nil {
+			if err := visit(e, content); err != nil {
+				return g.stats, err
+			}
+		}
+		if e.Size > 0 {
+			if _, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{content}, skip); err != nil {
+				return g.stats, err
+			}
 		}
 	}
 	if err := plain.drain(ctx); err != nil {
@@ -135,6 +143,7 @@ type boundReader struct {
 	ratio  int64
 	room   int64 // bytes that may still be read
 	total  int64
+	zeros  int64 // how many of the last bytes read were zero
 }
 
 func (b *boundReader) Read(p []byte) (int, error) {
@@ -147,6 +156,11 @@ func (b *boundReader) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
 	b.room -= int64(n)
 	b.total += int64(n)
+	if tail := bytes.TrimRight(p[:n], "\x00"); len(tail) > 0 {
+		b.zeros = int64(n - len(tail))
+	} else {
+		b.zeros += int64(n)
+	}
 	if b.total > ratioSlack+FrameSize+maxWindow && b.total-ratioSlack-FrameSize-maxWindow > b.ratio*b.packed.seen.Load() {
 		return 0, ci.Errorf(ci.ErrTooLarge, "the archive unpacks to more than %d times its size", b.ratio)
 	}
