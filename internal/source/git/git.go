@@ -249,7 +249,7 @@ func run(ctx context.Context, dir string, args ...string) ([]byte, int, error) {
 		return nil, 0, ci.Errorf(ci.ErrNotFound, "%q is not in a git repository", dir)
 	}
 	fixed := []string{
-		"--no-pager", "--literal-pathspecs", "--no-optional-locks",
+		"--no-pager", "--no-optional-locks",
 		"-c", "core.fsmonitor=false",
 		"-c", "core.hooksPath=" + os.DevNull,
 		"-c", "core.excludesFile=" + os.DevNull,
