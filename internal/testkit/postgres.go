@@ -44,8 +44,6 @@ func Postgres(t testing.TB) string {
 }
 
 // sharedPostgres starts the cluster of this process once.
-//
-//nolint:gochecknoglobals // one cluster a process is the point; it is a function
 var sharedPostgres = sync.OnceValues(func() (*PostgresServer, error) {
 	return startPostgres(false)
 })

@@ -33,7 +33,7 @@ func Binary(t testing.TB) string {
 	return path
 }
 
-//nolint:gochecknoglobals // one build a process is the point; it is a function
+// builtBinary builds once; it is a function, not state.
 var builtBinary = sync.OnceValues(func() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
