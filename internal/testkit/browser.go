@@ -104,7 +104,7 @@ func (b *Browser) Tab(t testing.TB) *Tab {
 			if err != nil {
 				return
 			}
-			if text := m.String(); m.IsException() || strings.HasPrefix(string(m.Type), "error") {
+			if text := m.String(); m.IsException() || m.Type == "error" && !strings.HasPrefix(m.Text, "Failed to load resource") {
 				tab.mu.Lock()
 				tab.problems = append(tab.problems, text)
 				tab.mu.Unlock()
@@ -163,9 +163,10 @@ func (tab *Tab) Press(keys string) {
 	tab.do(chromedp.KeyEvent(keys))
 }
 
-// Click clicks the first element that a selector matches.
+// Click clicks the first element that a selector matches, once the page is loaded.
 func (tab *Tab) Click(selector string) {
 	tab.t.Helper()
+	tab.Wait(10*time.Second, `document.readyState === "complete"`)
 	tab.do(chromedp.Click(chromedp.CSS(selector)))
 }
 
@@ -215,7 +216,8 @@ func (tab *Tab) Screenshot(file string, whole bool) {
 
 // Problems lists what went wrong on the current page: violations of its content
 // security policy, hostile text that ran, and exceptions and errors of scripts
-// on any page of the tab so far.
+// on any page of the tab so far. Requests that fail are not among them: whether
+// that is wrong is for the test to say.
 func (tab *Tab) Problems() []string {
 	tab.t.Helper()
 	type watch struct {

@@ -6,7 +6,7 @@ import {Renderer} from "./ansi.js";
 import {Stream} from "./stream.js";
 import {refresh, yieldStream} from "./live.js";
 
-const rowHeight = 20, blockSize = 500, maxBlocks = 60, maxLive = 20000;
+const rowHeight = 20, blockSize = 200, maxBlocks = 150, maxLive = 20000;
 // Browsers bound the height of an element; a longer log is scrolled in scale.
 const maxHeight = 6e6;
 
@@ -54,7 +54,7 @@ class Viewer {
   async start() {
     const at = this.fromHash(), from = +new URLSearchParams(location.search).get("from") || 0;
     try {
-      const s = await this.ask({tail: blockSize, limit: blockSize});
+      const s = await this.ask({tail: 500, limit: 500});
       this.total = Math.max(this.total, s.total || 0);
       if (this.live && !s.sealed) this.begin(s);
       else {
@@ -205,7 +205,7 @@ class Viewer {
     refresh();
     this.buttons();
     try {
-      const s = await this.ask({tail: blockSize, limit: blockSize});
+      const s = await this.ask({tail: 500, limit: 500});
       const first = Math.floor(this.top / rowHeight) + 1;
       this.blocks.clear();
       const b = Math.floor((Math.min(first, Math.max(s.total, 1)) - 1) / blockSize);
