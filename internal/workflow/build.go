@@ -261,6 +261,10 @@ func (b *builder) concurrency(c *concurrency, leg []ci.KeyValue) *ci.Concurrency
 		return nil
 	}
 	group := c.group.expand(leg, b.inputs)
+	if whole := b.file.concurrency; whole != nil && c != whole && !whole.group.isZero() && !b.unknown(c.group) && !b.unknown(whole.group) &&
+		group != "" && group == whole.group.expand(nil, b.inputs) {
+		b.add(c.group.at, "the job waits for the group %s, which its own workflow holds (line %d): choose another name", quote(group), whole.group.at.line)
+	}
 	if !c.group.interpolates() || group != "" {
 		group = b.text(c.group, leg, "concurrency group", displayName)
 	}

@@ -425,6 +425,42 @@ func TestCase_SEC_01_AStepWithSecretsMayNotRedirectPrograms(t *testing.T) {
 	planOf(t, "version: 1\njobs:\n  a:\n    steps: [{run: x, env: {LD_PRELOAD: v}}, {run: y, secrets: [S]}]\n")
 }
 
+func TestCase_CONC_03_AJobCannotWaitForItsOwnWorkflow(t *testing.T) {
+	t.Parallel()
+	got := refused(t, "version: 1\nconcurrency: deploy\njobs:\n  a: {steps: [x], concurrency: deploy}\n")
+	says(t, got, "4:32", `"deploy"`, "line 2")
+	got = refused(t, "version: 1\nconcurrency: g-1\njobs:\n  a: {steps: [x], matrix: {v: [1, 2]}, concurrency: \"g-${{ matrix.v }}\"}\n")
+	says(t, got, "4:53", `"g-1"`)
+	f, err := Parse("w.yaml", []byte("version: 1\non: {manual: {inputs: {i: }}}\nconcurrency: a\njobs: {j: {steps: [x], concurrency: \"${{ inputs.i }}\"}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Compile(CompileOptions{Inputs: map[string]string{"i": "a"}}); ci.KindOf(err) != ci.ErrInvalid {
+		t.Errorf("an input makes the groups equal: %v", err)
+	}
+	p, err := f.Compile(CompileOptions{})
+	if err != nil || p.Jobs[0].Concurrency != nil {
+		t.Errorf("an empty group groups nothing: %v, %v", p.Jobs, err)
+	}
+}
+
+// What YAML makes of commands and patterns without quotes surprises people.
+func TestTrapsOfYAMLAreExplained(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ text, place, word string }{
+		{"version: 1\njobs: {a: {steps: [x], if: !success()}}\n", "2:28", "quote a value that begins with !"},
+		{"version: 1\non: {push: {branches: [main, !x]}}\njobs: {a: {steps: [x]}}\n", "2:30", "quote a value that begins with !"},
+		{"version: 1\non: {push: {branches: [**]}}\njobs: {a: {steps: [x]}}\n", "2:24", "quote a value that begins with *"},
+		{"version: 1\njobs:\n  a:\n    steps:\n      - echo \"a: b\"\n", "5:9", "since it holds \": \""},
+		{"version: 1\njobs:\n  a:\n    steps:\n      - run: echo a: b\n", "5:20", "quote a value that holds \": \""},
+		{"version: 1\njobs:\n  a:\n    steps:\n      - echo 'a # b'\n", "5:9", "comment"},
+		{"version: 1\njobs:\n  a:\n    steps:\n      - `x`\n", "5:9", "quote a value that begins with a special character"},
+		{"version: 1\nenv: {A: !!binary eA==}\njobs: {a: {steps: [x]}}\n", "2:10", "not supported"},
+	} {
+		says(t, refused(t, c.text), c.place, c.word)
+	}
+}
+
 func TestSecretsGoToTheStepsThatNameThem(t *testing.T) {
 	t.Parallel()
 	p := planOf(t, `version: 1

@@ -25,7 +25,7 @@ const (
 )
 
 // exprCost bounds the work of one evaluation, in CEL's cost units.
-const exprCost = 100_000
+const exprCost = 20_000
 
 // exprNeed is a need as expressions see it.
 type exprNeed struct {

@@ -114,7 +114,7 @@ func TestAHostilePatternOf10kBCostsAtMost10ms(t *testing.T) {
 			best = min(best, time.Since(start))
 		}
 		t.Logf("%-16s %v", name, best)
-		if best > 10*time.Millisecond {
+		if best > 10*time.Millisecond && !underRace {
 			t.Errorf("%s: %v", name, best)
 		}
 	}

@@ -74,12 +74,12 @@ func TestCase_S10_EveryBombIsJudgedWithinASecondAnd64MiB(t *testing.T) {
 			for range 3 { // others use the machine too
 				start := time.Now()
 				peak = peakHeap(func() { _, err = Parse(".forgeci.yaml", data) })
-				if elapsed = time.Since(start); elapsed <= time.Second {
+				if elapsed = time.Since(start); elapsed <= time.Second || underRace {
 					break
 				}
 			}
 			t.Logf("%7.1f ms %6.1f MiB: %.150v", float64(elapsed.Microseconds())/1000, float64(peak)/(1<<20), err)
-			if elapsed > time.Second {
+			if elapsed > time.Second && !underRace {
 				t.Errorf("judged in %v, want at most 1 s", elapsed)
 			}
 			if peak > 64<<20 {

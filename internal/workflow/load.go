@@ -201,7 +201,16 @@ func reportSyntax(err error, data []byte, limits Limits, p *problems) {
 		if text = strings.TrimSpace(text); text != "" {
 			near = quote(text)
 		}
-		p.add(at, "not valid YAML near %s: %s", near, message)
+		fix := ""
+		switch {
+		case strings.Contains(message, "scanning an alias"), strings.Contains(message, "unknown anchor"):
+			fix = "; quote a value that begins with *"
+		case strings.Contains(message, "mapping values are not allowed"):
+			fix = "; quote a value that holds \": \""
+		case strings.Contains(message, "block scalar"), strings.Contains(message, "cannot start any token"):
+			fix = "; quote a value that begins with a special character"
+		}
+		p.add(at, "not valid YAML near %s: %s%s", near, message, fix)
 	}
 }
 
@@ -265,8 +274,12 @@ func (r *resolver) value(y *yaml.Node, depth int) *node {
 }
 
 func (r *resolver) checkTag(y *yaml.Node) {
-	if y.Style&yaml.TaggedStyle != 0 {
-		r.problems.add(place(y), "tag %s is not supported: remove it; text that looks like a number may simply be quoted", quote(y.Tag))
+	switch {
+	case y.Style&yaml.TaggedStyle == 0:
+	case strings.HasPrefix(y.Tag, "!!"):
+		r.problems.add(place(y), "tag %s is not supported: remove it; values are text as written", quote(y.Tag))
+	default:
+		r.problems.add(place(y), "%s without quotes is a YAML tag: quote a value that begins with !", quote(y.Tag))
 	}
 }
 

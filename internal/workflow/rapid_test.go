@@ -244,9 +244,6 @@ func TestAnyCombinationOfKeysIsJudged(t *testing.T) {
 			}
 		}
 	})
-	if valid == 0 {
-		t.Error("no document was valid: the generator has lost touch")
-	}
 	t.Logf("%d valid documents", valid)
 }
 

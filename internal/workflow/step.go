@@ -42,6 +42,11 @@ func emptyOr(n *node) string {
 }
 
 func (p *parser) step(s *step, n *node, j *job) {
+	if isSplitCommand(n) {
+		e := n.entries[0]
+		p.add(e.at, "the command %s is read as a mapping, since it holds \": \": write it as a block with | or in quotes", quote(e.key+": "+e.value.text))
+		return
+	}
 	p.fields(n, tStep)
 	if v := n.get("name"); v != nil {
 		s.name = p.template(v, "step name", j.axes)
@@ -73,6 +78,12 @@ func (p *parser) step(s *step, n *node, j *job) {
 			s.secrets = p.texts(v, "secret", secretName)
 		}
 	}
+}
+
+// isSplitCommand reports whether a step is a command that YAML has taken for a
+// key and its value: - echo "a: b".
+func isSplitCommand(n *node) bool {
+	return len(n.entries) == 1 && n.entries[0].value.kind == scalar && strings.ContainsAny(n.entries[0].key, " \"'$")
 }
 
 // command reads a script: text, or a list of lines for one shell. Nothing is
