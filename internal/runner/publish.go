@@ -419,10 +419,9 @@ func (t *transfer) sendPart(ctx context.Context, id string, number int, body *io
 		}
 		// The store's refusals may be those of an address that has just expired.
 		if !transient(err) {
-			refusals++
-		}
-		if refusals > 0 && !sent || refusals == fetchTries {
-			return part, fmt.Errorf("part %d: %w", number, err)
+			if refusals++; !sent || refusals == fetchTries {
+				return part, fmt.Errorf("part %d: %w", number, err)
+			}
 		}
 		if stopped := pause(ctx, wait.delay(err)); stopped != nil {
 			return part, stopped
