@@ -34,7 +34,7 @@ import (
 // controlPlane is a server as far as runners see it: leases with a TTL in its
 // own time, request IDs, logs by chunk, artifacts in parts. It speaks HTTP.
 type controlPlane struct {
-	t   *testing.T
+	t   testing.TB
 	ttl time.Duration
 	// fault, when set, may take a request: "lost" handles it and drops the reply,
 	// "away" drops it before it is handled, a number answers with that status.
@@ -91,7 +91,7 @@ type fakeUpload struct {
 	puts   int
 }
 
-func newControlPlane(t *testing.T, ttl time.Duration) *controlPlane {
+func newControlPlane(t testing.TB, ttl time.Duration) *controlPlane {
 	return &controlPlane{
 		t: t, ttl: ttl, calls: map[string]int{}, tokens: map[string]bool{}, byClaim: map[string]*protocol.Ticket{},
 		jobs: map[ci.JobID]*fakeJob{}, wake: make(chan struct{}), blobs: map[string][]byte{},
@@ -142,7 +142,7 @@ func (s *controlPlane) add(job ci.JobSpec, files map[string]string, change ...fu
 	return j
 }
 
-func snapshot(t *testing.T, dir string) ([]byte, string) {
+func snapshot(t testing.TB, dir string) ([]byte, string) {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -728,7 +728,7 @@ func exit(code int) func(context.Context, executor.Step) executor.Result {
 
 // rig is a runner in front of a fake control plane.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	server *controlPlane
 	exec   *scripted
 	config Config
@@ -738,12 +738,16 @@ type rig struct {
 	untold int
 }
 
-func testLog(t *testing.T) *slog.Logger {
-	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+func testLog(t testing.TB) *slog.Logger {
+	level := slog.LevelDebug
+	if _, ok := t.(*testing.B); ok {
+		level = slog.LevelError
+	}
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: level}))
 }
 
 // listen serves over real loopback connections.
-func listen(t *testing.T, s *controlPlane) *protocol.Client {
+func listen(t testing.TB, s *controlPlane) *protocol.Client {
 	t.Helper()
 	server := httptest.NewUnstartedServer(s.handler())
 	server.Config.ErrorLog = slog.NewLogLogger(testLog(t).Handler(), slog.LevelDebug)
@@ -754,7 +758,7 @@ func listen(t *testing.T, s *controlPlane) *protocol.Client {
 	return client(t, server.URL, transport)
 }
 
-func client(t *testing.T, url string, transport *http.Transport) *protocol.Client {
+func client(t testing.TB, url string, transport *http.Transport) *protocol.Client {
 	t.Helper()
 	c, err := protocol.NewClient(protocol.ClientConfig{BaseURL: url, HTTP: &http.Client{Transport: transport}})
 	if err != nil {
@@ -814,7 +818,7 @@ func (p *pipes) cut(down bool) {
 	p.open = nil
 }
 
-func newRig(t *testing.T, s *controlPlane, c *protocol.Client, change ...func(*Config)) *rig {
+func newRig(t testing.TB, s *controlPlane, c *protocol.Client, change ...func(*Config)) *rig {
 	t.Helper()
 	r := &rig{t: t, server: s, exec: &scripted{steps: map[string]func(context.Context, executor.Step) executor.Result{}}}
 	dir := t.TempDir()

@@ -1,0 +1,127 @@
+package runner
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/runner/executor"
+	"forgeci/internal/runner/executor/process"
+)
+
+// realRig is a runner with the process executor in front of the fake control
+// plane, over loopback connections.
+func realRig(t testing.TB, s *controlPlane, slots int) *rig {
+	t.Helper()
+	r := newRig(t, s, listen(t, s))
+	e, err := process.New(process.Options{Dir: filepath.Join(t.TempDir(), "executor")}, testLog(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.config.Executors = []executor.Executor{e}
+	r.config.Slots = slots
+	return r
+}
+
+func TestRealProcessesFromClaimToCompletion(t *testing.T) {
+	t.Parallel()
+	s := newControlPlane(t, time.Minute)
+	spec := job(
+		"echo hi; echo oops >&2; cat README",
+		"echo version=1.2 >> $FORGECI_OUTPUT; mkdir -p target; echo jar > target/app.jar",
+		"sh -c 'sleep 300 & sleep 300' & exit 0",
+	)
+	spec.Outputs = []string{"version"}
+	spec.Publish = []ci.ArtifactPublish{{Name: "app", Paths: []string{"target/app.jar"}}}
+	j := s.add(spec, map[string]string{"README": "from the source\n"})
+	r := realRig(t, s, 2).start()
+	r.finish(j)
+	r.drain()
+	c := j.complete
+	if c.Conclusion != ci.ConclusionSuccess || c.Outputs["version"] != "1.2" || len(c.Artifacts) != 1 || !c.Evidence.Terminated {
+		t.Fatalf("%+v", c)
+	}
+	if c.Evidence.Killed < 2 {
+		t.Errorf("%d background processes were ended", c.Evidence.Killed)
+	}
+	if got := j.text(0, protocol.Stdout); got != "hi\nfrom the source\n" {
+		t.Errorf("stdout %q", got)
+	}
+	if got := j.text(0, protocol.Stderr); got != "oops\n" {
+		t.Errorf("stderr %q", got)
+	}
+}
+
+func TestRealProcessesAreEndedWhenTheLeaseIsLost(t *testing.T) {
+	t.Parallel()
+	s := newControlPlane(t, 3*time.Second)
+	j := s.add(job("trap '' TERM; echo up; setsid sleep 300 & while :; do sleep 0.1; done"), nil)
+	r := realRig(t, s, 1).start()
+	waitFor(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return j.text(0, protocol.Stdout) == "up\n"
+	})
+	s.mu.Lock()
+	j.leased = false
+	lost := time.Now()
+	s.mu.Unlock()
+	waitFor(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.reported) == 1
+	})
+	if d := time.Since(lost); d > 6*time.Second {
+		t.Errorf("the job was gone %s after its lease", d)
+	}
+	r.drain()
+}
+
+func waitFor(t *testing.T, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not happen")
+		}
+		<-tick.C
+	}
+}
+
+// BenchmarkDrain drains trivial jobs over 32 slots.
+func BenchmarkDrain(b *testing.B) {
+	for _, kind := range []string{"scripted", "process"} {
+		b.Run(kind, func(b *testing.B) {
+			s := newControlPlane(b, time.Minute)
+			r := realRig(b, s, 32)
+			if kind == "scripted" {
+				r.config.Executors = []executor.Executor{r.exec}
+			}
+			var all []*fakeJob
+			for range b.N {
+				all = append(all, s.add(job("echo hi"), map[string]string{"README": "x"}))
+			}
+			b.ResetTimer()
+			r.start()
+			for _, j := range all {
+				r.finish(j)
+			}
+			b.StopTimer()
+			r.drain()
+			for _, j := range all {
+				if j.complete == nil || j.complete.Conclusion != ci.ConclusionSuccess || j.text(0, protocol.Stdout) != "hi\n" {
+					b.Fatalf("%+v", j.complete)
+				}
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "jobs/s")
+			calls := 0
+			for _, n := range s.calls {
+				calls += n
+			}
+			b.ReportMetric(float64(calls)/float64(b.N), "calls/job")
+		})
+	}
+}
