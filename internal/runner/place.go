@@ -11,15 +11,18 @@ import (
 	"forgeci/internal/runner/workspace"
 )
 
-// settle makes the job's directory and records the attempt, so that a restarted
-// runner knows what to report.
-func (w *worker) settle() error {
+// settle makes the job's directory and begins to record the attempt, so that a
+// restarted runner knows what to report. The record is durable when the channel
+// says so; nothing of the job's may run before.
+func (w *worker) settle() (<-chan error, error) {
 	dir, err := w.r.cfg.Workspaces.New(w.lease, w.r.cfg.JobUser)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	w.dir = dir
-	return w.r.cfg.Workspaces.Begin(workspace.Attempt{Lease: w.lease, Started: time.Now()})
+	recorded := make(chan error, 1)
+	go func() { recorded <- w.r.cfg.Workspaces.Begin(workspace.Attempt{Lease: w.lease, Started: time.Now()}) }()
+	return recorded, nil
 }
 
 // needsFile writes the FORGECI_NEEDS file, if the job has needs, and returns its

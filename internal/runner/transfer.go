@@ -236,9 +236,23 @@ func listDir(root *os.Root, dir string) ([]string, error) {
 
 // prepare makes the job's place: workspace, source, restored artifacts, sandbox.
 func (w *worker) prepare(ctx context.Context, with executor.Executor) error {
-	if err := w.settle(); err != nil {
+	recorded, err := w.settle()
+	if err != nil {
 		return fmt.Errorf("make the workspace: %w", err)
 	}
+	if err := errors.Join(w.furnish(ctx), <-recorded); err != nil {
+		return err
+	}
+	w.box, err = with.Open(ctx, w.dir.Job(w.grace()))
+	if err != nil {
+		w.box = nil
+		return fmt.Errorf("open the sandbox: %w", err)
+	}
+	return nil
+}
+
+// furnish puts source and restored artifacts into the workspace.
+func (w *worker) furnish(ctx context.Context) error {
 	w.transfer = &transfer{server: w.r.server, lease: w.lease, dir: w.r.cfg.DataDir, log: w.log}
 	begin := time.Now()
 	if err := w.transfer.source(ctx, w.ticket.Source, w.dir.Work()); err != nil {
@@ -252,13 +266,5 @@ func (w *worker) prepare(ctx context.Context, with executor.Executor) error {
 		w.system.line(fmt.Sprintf("artifact %s restored to %s", in.Name, in.Path))
 	}
 	w.log.Debug("prepared", slog.Duration("after", time.Since(begin)))
-	if err := w.dir.GiveToOwner(); err != nil {
-		return err
-	}
-	box, err := with.Open(ctx, w.dir.Job(w.grace()))
-	if err != nil {
-		return fmt.Errorf("open the sandbox: %w", err)
-	}
-	w.box = box
-	return nil
+	return w.dir.GiveToOwner()
 }

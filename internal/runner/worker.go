@@ -198,18 +198,27 @@ func (w *worker) perform(job context.Context, unwanted bool) result {
 	if err := w.setPhase(job, protocol.SetPhase{Phase: ci.PhasePreparing}); err != nil {
 		return because(job, ci.ReasonPrepare, err)
 	}
-	// A preparation that hangs must not outlive the job's own limit.
-	ctx, cancel := context.WithTimeoutCause(job, w.timeout(), causeTimeout)
-	defer cancel()
-	if err := w.prepare(ctx, box); err != nil {
-		res := because(ctx, ci.ReasonPrepare, err)
-		if errors.Is(err, errArtifactMissing) && ctx.Err() == nil {
-			res.reason = ci.ReasonArtifactMissing
-		}
+	if res, ok := w.prepared(job, box); !ok {
 		w.system.line("preparation failed: " + res.detail)
 		return res
 	}
 	return w.execute(job)
+}
+
+// prepared prepares, bounded by the job's time limit: a preparation that hangs
+// must not outlive it. It returns how the attempt ends when that fails.
+func (w *worker) prepared(job context.Context, with executor.Executor) (result, bool) {
+	ctx, cancel := context.WithTimeoutCause(job, w.timeout(), causeTimeout)
+	defer cancel()
+	err := w.prepare(ctx, with)
+	if err == nil {
+		return result{}, true
+	}
+	res := because(ctx, ci.ReasonPrepare, err)
+	if errors.Is(err, errArtifactMissing) && ctx.Err() == nil {
+		res.reason = ci.ReasonArtifactMissing
+	}
+	return res, false
 }
 
 func (w *worker) timeout() time.Duration {
