@@ -24,6 +24,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/server/api"
+	"forgeci/internal/server/artifact"
 	"forgeci/internal/server/auth"
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/logs"
@@ -66,6 +67,7 @@ type Server struct {
 	blob     blob.Store
 	engine   *engine.Engine
 	logs     *logs.Service
+	artifact *artifact.Service
 	http     *http.Server
 	draining atomic.Bool
 	started  chan struct{}
@@ -123,8 +125,9 @@ func (s *Server) open(ctx context.Context) error {
 	}
 	s.logs = logs.New(logs.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation(),
 		Limit: cfg.LogLimit, Window: s.logWindow(), Temp: temp})
-	read := reader.New(s.store, s.engine)
-	rest := api.New(api.Config{Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs,
+	s.artifact = artifact.New(artifact.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation()})
+	read := reader.New(s.store, s.engine, s.artifact)
+	rest := api.New(api.Config{Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs, Artifacts: s.artifact,
 		Reader: read, Log: cfg.Log, TempDir: temp, Version: cfg.Version, Ready: s.ready})
 	site := web.New(web.Config{Reader: pages{read, s.logs, s.engine}, Actions: actions{s.engine}, Auth: signIn{people}, Log: cfg.Log,
 		Version: cfg.Version, Secure: cfg.TLSCert != ""})
@@ -223,6 +226,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	run("engine", func(ctx context.Context) error { s.engine.Run(ctx); return nil })
 	run("logs", s.logs.Run)
+	run("artifacts", s.artifact.Run)
 	run("http", func(context.Context) error {
 		close(s.started)
 		err := s.http.Serve(s.listener)

@@ -19,6 +19,7 @@ import (
 	"forgeci/internal/blob"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/server/artifact"
 	"forgeci/internal/server/auth"
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/logs"
@@ -28,13 +29,14 @@ import (
 
 // Config is what the API works on; all fields are required.
 type Config struct {
-	Engine *engine.Engine
-	Auth   *auth.Auth
-	Store  *store.Store
-	Blob   blob.Store
-	Logs   *logs.Service
-	Reader *reader.Reader
-	Log    *slog.Logger
+	Engine    *engine.Engine
+	Auth      *auth.Auth
+	Store     *store.Store
+	Blob      blob.Store
+	Logs      *logs.Service
+	Artifacts *artifact.Service
+	Reader    *reader.Reader
+	Log       *slog.Logger
 	// TempDir holds uploads while they are verified.
 	TempDir string
 	Version string

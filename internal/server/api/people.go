@@ -189,27 +189,39 @@ func (a *API) explainJob(w http.ResponseWriter, r *http.Request, c caller) error
 }
 
 func (a *API) getArtifact(w http.ResponseWriter, r *http.Request, c caller) error {
-	doc, _, err := a.Reader.Artifact(r.Context(), c.viewer, r.PathValue("artifact_id"))
+	doc, err := a.Artifacts.Stat(r.Context(), c.viewer, r.PathValue("artifact_id"))
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, doc)
 }
 
-// artifactContent answers an artifact's archive as a download that no browser renders.
+// artifactContent answers an artifact's archive as a download that no browser
+// renders; a bucket's bytes do not pass through the server.
 func (a *API) artifactContent(w http.ResponseWriter, r *http.Request, c caller) error {
-	doc, key, err := a.Reader.Artifact(r.Context(), c.viewer, r.PathValue("artifact_id"))
+	ctx, id := r.Context(), r.PathValue("artifact_id")
+	doc, err := a.Artifacts.Stat(ctx, c.viewer, id)
 	if err != nil {
 		return err
 	}
-	if doc.Expired {
-		return ci.Errorf(ci.ErrGone, "the artifact expired at %s", doc.ExpiresAt.Format("2006-01-02 15:04:05 MST"))
+	at, err := a.Artifacts.Content(ctx, c.viewer, id)
+	if err != nil {
+		return err
+	}
+	if strings.HasPrefix(at.URL, "http") {
+		w.Header().Set("Cache-Control", "no-store")
+		http.Redirect(w, r, at.URL, http.StatusTemporaryRedirect)
+		return nil
+	}
+	body, err := a.Artifacts.Open(ctx, c.viewer, id)
+	if err != nil {
+		return err
 	}
 	h := w.Header()
 	h.Set("Content-Disposition", `attachment; filename="`+safeName(doc.Name)+`.tar.zst"`)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
-	return a.sendBlob(w, r, key, doc.Size, protocol.MediaSnapshot)
+	return a.sendBody(w, body, doc.Size, protocol.MediaSnapshot)
 }
 
 // safeName keeps what every file system and header takes.

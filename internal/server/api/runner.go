@@ -51,6 +51,7 @@ func (a *API) storedAnswers() map[string]func(context.Context, engine.Identity, 
 			v, err := decodeBytes[protocol.HandOver](b, false)
 			return v.RequestID, engine.Digest(v), err
 		}),
+		protocol.RouteNewArtifact: a.storedSession,
 	}
 }
 
@@ -200,22 +201,22 @@ func (a *API) fetchSource(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err != nil {
 		return err
 	}
-	return a.sendBlob(w, r, src.BlobKey, src.Size, protocol.MediaSnapshot)
-}
-
-// sendBlob answers with a whole object. A body that ends early breaks the
-// connection, so that it cannot be taken for a whole one.
-func (a *API) sendBlob(w http.ResponseWriter, r *http.Request, key string, size int64, media string) error {
-	body, err := a.Blob.Open(r.Context(), key, 0, -1)
+	body, err := a.Blob.Open(r.Context(), src.BlobKey, 0, -1)
 	if err != nil {
 		return err
 	}
+	return a.sendBody(w, body, src.Size, protocol.MediaSnapshot)
+}
+
+// sendBody answers with a whole object of size bytes and closes it. A body that
+// ends early breaks the connection, so that it cannot be taken for a whole one.
+func (a *API) sendBody(w http.ResponseWriter, body io.ReadCloser, size int64, media string) error {
 	defer func() { _ = body.Close() }()
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	w.WriteHeader(http.StatusOK)
 	if n, err := io.Copy(w, body); err != nil || n != size {
-		a.Log.Warn("object was not sent whole", "key", key, "sent", n, "size", size, "error", err)
+		a.Log.Warn("an object was not sent whole", "sent", n, "size", size, "error", err)
 		panic(http.ErrAbortHandler)
 	}
 	return nil

@@ -161,6 +161,27 @@ func taken(ctx context.Context, tx *store.Tx, k store.AttemptKey, in protocol.Ne
 		in.Name, job.Name, k.Epoch)
 }
 
+// StoredSession answers a repeat of Begin whose lease has ended; ok is false when
+// the attempt opened no session by this request.
+func (s *Service) StoredSession(ctx context.Context, who engine.Identity, ref ci.LeaseRef, in protocol.NewArtifact, bodyDigest string) (got protocol.ArtifactSession, ok bool, err error) {
+	err = s.cfg.Store.Read(ctx, func(tx *store.Tx) error {
+		a, found, err := tx.Attempt(ctx, ref.Job, ref.Epoch)
+		if err != nil || !found || a.Org != who.Org || a.Runner != who.Runner || a.Ref() != ref {
+			return err
+		}
+		row, found, err := tx.ArtifactByRequest(ctx, store.AttemptKey{Job: ref.Job, Epoch: ref.Epoch}, in.RequestID)
+		if err != nil || !found {
+			return err
+		}
+		if row.RequestDigest != bodyDigest {
+			return ci.Errorf(ci.ErrConflict, "request ID %s was used for another artifact", in.RequestID)
+		}
+		got, ok = protocol.ArtifactSession{ID: row.ID, PartSize: row.PartSize, Sealed: row.State == store.ArtifactSealed}, true
+		return nil
+	})
+	return got, ok, err
+}
+
 // session answers a repeated Begin: what the store holds need not be sent again.
 func (s *Service) session(ctx context.Context, a store.ArtifactSession) (protocol.ArtifactSession, error) {
 	out := protocol.ArtifactSession{ID: a.ID, PartSize: a.PartSize, Sealed: a.State == store.ArtifactSealed}

@@ -11,6 +11,7 @@ import (
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/server/artifact"
 	"forgeci/internal/server/auth"
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/store"
@@ -18,12 +19,16 @@ import (
 
 // Reader reads. It is safe for concurrent use.
 type Reader struct {
-	store  *store.Store
-	engine *engine.Engine
+	store     *store.Store
+	engine    *engine.Engine
+	artifacts *artifact.Service
 }
 
-// New returns a reader over the store; the engine tells which runners were heard of.
-func New(s *store.Store, e *engine.Engine) *Reader { return &Reader{store: s, engine: e} }
+// New returns a reader over the store; the engine tells which runners were heard
+// of, the artifact service what a run has made.
+func New(s *store.Store, e *engine.Engine, a *artifact.Service) *Reader {
+	return &Reader{store: s, engine: e, artifacts: a}
+}
 
 // Bounds of pages.
 const (
@@ -177,16 +182,12 @@ func (r *Reader) Run(ctx context.Context, v auth.Viewer, id ci.RunID) (protocol.
 				return err
 			}
 		}
-		artifacts, err := tx.ReadArtifacts(ctx, v.Org, id)
-		if err != nil {
-			return err
-		}
-		now, err := tx.Now(ctx)
-		for _, a := range artifacts {
-			out.Artifacts = append(out.Artifacts, artifact(a, now))
-		}
-		return err
+		return nil
 	})
+	if err != nil {
+		return out, err
+	}
+	out.Artifacts, err = r.artifacts.OfRun(ctx, v, id)
 	return out, err
 }
 
@@ -337,29 +338,4 @@ func explain(j protocol.JobSummary) string {
 	default:
 		return fmt.Sprintf("%s ended %s after %d attempts.", j.Name, j.Conclusion, j.Attempts)
 	}
-}
-
-func artifact(a store.ArtifactView, now int64) protocol.Artifact {
-	return protocol.Artifact{
-		ID: a.ID, Run: a.Run, Job: a.Job, JobName: a.JobName, Epoch: a.Epoch, Name: a.Name, Size: a.Size, Digest: a.Digest,
-		Files: int(a.Files), Bytes: a.Bytes, Bound: a.Bound > 0, CreatedAt: at(a.CreatedUS), ExpiresAt: maybe(a.ExpiresUS),
-		Expired: a.State == "expired" || a.ExpiresUS > 0 && a.ExpiresUS <= now,
-	}
-}
-
-// Artifact returns one artifact and the key of its bytes.
-func (r *Reader) Artifact(ctx context.Context, v auth.Viewer, id string) (doc protocol.Artifact, key string, err error) {
-	err = r.store.Read(ctx, func(tx *store.Tx) error {
-		a, ok, err := tx.ReadArtifact(ctx, v.Org, id)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return notFound("artifact", id)
-		}
-		now, err := tx.Now(ctx)
-		doc, key = artifact(a, now), a.BlobKey
-		return err
-	})
-	return doc, key, err
 }

@@ -205,27 +205,6 @@ func (t *Tx) ReadDeadCount(ctx context.Context, org ci.OrgID) (int64, error) {
 	return n, err
 }
 
-// ArtifactView is an artifact with its job's name.
-type ArtifactView struct {
-	Artifact
-	JobName string
-	Bound   int64
-}
-
-func scanArtifactView(r scanner, v *ArtifactView) error {
-	return scanArtifact(extraScan{r, []any{&v.JobName, &v.Bound}}, &v.Artifact)
-}
-
-// ReadArtifacts returns a run's artifacts.
-func (t *Tx) ReadArtifacts(ctx context.Context, org ci.OrgID, run ci.RunID) ([]ArtifactView, error) {
-	return query(ctx, t, "ReadArtifacts", scanArtifactView, org, run)
-}
-
-// ReadArtifact returns one artifact.
-func (t *Tx) ReadArtifact(ctx context.Context, org ci.OrgID, id string) (ArtifactView, bool, error) {
-	return one(ctx, t, "ReadArtifact", scanArtifactView, org, id)
-}
-
 // JobsByState counts unfinished jobs of all organisations, for metrics.
 func (t *Tx) JobsByState(ctx context.Context) (map[ci.State]int64, error) {
 	type row struct {

@@ -86,16 +86,5 @@ WHERE j.org_id = $1 AND j.dead_us > 0 AND ($2 = '' OR j.id < $2) ORDER BY j.id D
 -- name: ReadDeadCount
 SELECT COUNT(*) FROM job WHERE org_id = $1 AND dead_us > 0 AND requeued_run = '';
 
--- name: ReadArtifacts
--- The artifacts of a run: bound ones, and those of attempts that did not win.
-SELECT {{artifact_a}}, j.name, CASE WHEN b.artifact_id IS NULL THEN 0 ELSE 1 END
-FROM artifact a JOIN job j ON j.id = a.job_id
-LEFT JOIN artifact_binding b ON b.artifact_id = a.id AND b.run_id = $2
-WHERE a.org_id = $1 AND (b.run_id = $2 OR a.run_id = $2) AND a.state IN ('sealed', 'expired') ORDER BY j.idx, a.epoch, a.name;
-
--- name: ReadArtifact
-SELECT {{artifact_a}}, j.name, (SELECT COUNT(*) FROM artifact_binding b WHERE b.artifact_id = a.id)
-FROM artifact a JOIN job j ON j.id = a.job_id WHERE a.org_id = $1 AND a.id = $2 AND a.state IN ('sealed', 'expired');
-
 -- name: ReadQueueByState
 SELECT j.state, COUNT(*) FROM job j WHERE j.state <> 'finished' GROUP BY j.state;
