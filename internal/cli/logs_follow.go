@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"time"
+	"unicode/utf8"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -126,23 +127,25 @@ func lossNote(e protocol.LogEvent) string {
 // jobFollower prints the logs of all jobs of one run, as they come, with the
 // job's name before each line.
 type jobFollower struct {
-	a      *app
-	c      *protocol.Client
-	seen   map[string]bool // by job and attempt; owned by the caller of changed
-	width  int
-	active chan struct{} // one token for each log that is followed
-	ended  chan error
-	count  int
+	a     *app
+	c     *protocol.Client
+	out   *screen
+	ended chan error // one for each log that was followed
+
+	// owned by the caller of changed and wait
+	seen  map[string]bool // by job and attempt
+	width int
+	count int // logs that are being followed
 }
 
-func (a *app) newJobFollower(c *protocol.Client) *jobFollower {
-	return &jobFollower{a: a, c: c, seen: map[string]bool{}, ended: make(chan error)}
+func (a *app) newJobFollower(c *protocol.Client, out *screen) *jobFollower {
+	return &jobFollower{a: a, c: c, out: out, seen: map[string]bool{}, ended: make(chan error, 1)}
 }
 
 // changed begins to follow attempts that are new in the run.
 func (f *jobFollower) changed(ctx context.Context, run protocol.Run) {
 	for _, j := range run.JobList {
-		f.width = max(f.width, len(clean(j.Name)))
+		f.width = max(f.width, utf8.RuneCountInString(clean(j.Name)))
 	}
 	for _, j := range run.JobList {
 		key := fmt.Sprint(j.ID, "/", j.Attempts)
@@ -151,7 +154,14 @@ func (f *jobFollower) changed(ctx context.Context, run protocol.Run) {
 		}
 		f.seen[key] = true
 		f.count++
-		go func() { f.ended <- f.follow(ctx, j) }()
+		width := f.width
+		go func() {
+			err := f.follow(ctx, j, width)
+			select {
+			case f.ended <- err:
+			case <-ctx.Done():
+			}
+		}()
 	}
 }
 
@@ -182,11 +192,10 @@ func palette() []style {
 	return []style{cyan, green, yellow, blue, "35", "36;1", "32;1", "33;1", "34;1", "35;1"}
 }
 
-func (f *jobFollower) follow(ctx context.Context, j protocol.JobSummary) error {
-	out := f.a.out
+func (f *jobFollower) follow(ctx context.Context, j protocol.JobSummary, width int) error {
+	out := f.out
 	colors := palette()
-	name := clean(j.Name)
-	prefix := out.paint(colors[j.Index%len(colors)], fmt.Sprintf("%-*s |", f.width, name)) + " "
+	prefix := out.paint(colors[j.Index%len(colors)], fmt.Sprintf("%-*s |", width, clean(j.Name))) + " "
 	lines := map[string]io.WriteCloser{}
 	writer := func(stream string) io.WriteCloser {
 		w := lines[stream]
