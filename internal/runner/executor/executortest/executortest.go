@@ -25,10 +25,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -224,17 +224,9 @@ func wantKind(t *testing.T, err error, kind ci.Kind) {
 	}
 }
 
-var marks = struct { //nolint:gochecknoglobals // numbers that are unique in the test process
-	sync.Mutex
-	n int
-}{}
-
 // Mark returns an argument for sleep that no other process of the machine has.
 func Mark() string {
-	marks.Lock()
-	defer marks.Unlock()
-	marks.n++
-	return fmt.Sprintf("30%d.%d", os.Getpid(), marks.n)
+	return fmt.Sprintf("30%d.%d", os.Getpid(), rand.Uint64())
 }
 
 // Marked lists the living processes that have mark in their command line.
