@@ -58,46 +58,51 @@ const bufferSize = 128 << 10
 
 // spool writes a new file of this content under tmp, synced, and returns its
 // path. After any error the file is gone.
-func (s *Store) spool(ctx context.Context, r io.Reader, size int64, sum [32]byte) (path string, err error) {
-	path = filepath.Join(s.tmp, strconv.FormatInt(s.counter.Add(1), 36))
+func (s *Store) spool(ctx context.Context, r io.Reader, size int64, sum [32]byte) (string, error) {
+	path := filepath.Join(s.tmp, strconv.FormatInt(s.counter.Add(1), 36))
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return "", diskError("make temporary file", err)
 	}
-	defer func() {
-		if closed := f.Close(); err == nil && closed != nil {
-			err = diskError("close object", closed)
-		}
-		if err != nil {
-			_ = os.Remove(path)
-		}
-	}()
+	err = s.fill(ctx, f, r, size, sum)
+	if closed := f.Close(); err == nil && closed != nil {
+		err = diskError("close object", closed)
+	}
+	if err != nil {
+		// Also when only the sync has failed: such a file is never used again,
+		// its pages may count as clean although they were not written.
+		_ = os.Remove(path)
+		return "", err
+	}
+	return path, nil
+}
+
+// fill writes an object's header and content to a file and syncs it.
+func (s *Store) fill(ctx context.Context, f *os.File, r io.Reader, size int64, sum [32]byte) error {
 	v := blob.NewVerifier(r, size, sum)
 	buf := append(make([]byte, 0, min(bufferSize, headerSize+size+1)), header(size, sum)...)
 	for ended := false; !ended; {
 		for len(buf) < cap(buf) && !ended {
 			if ctx.Err() != nil {
-				return "", context.Cause(ctx)
+				return context.Cause(ctx)
 			}
 			n, err := v.Read(buf[len(buf):cap(buf)])
 			buf = buf[:len(buf)+n]
 			if err == io.EOF {
 				ended = true
 			} else if err != nil {
-				return "", err
+				return err
 			}
 		}
 		if _, err := s.disk.write(f, buf); err != nil {
-			return "", diskError("write object", err)
+			return diskError("write object", err)
 		}
 		buf = buf[:0]
 	}
-	// A file whose sync has failed is never used again: the pages may count as
-	// clean although they were not written.
 	if err := s.disk.sync(f); err != nil {
-		return "", diskError("sync object", err)
+		return diskError("sync object", err)
 	}
-	return path, nil
+	return nil
 }
 
 // publish gives the file at tmp the name of key, unless that exists, and
