@@ -321,19 +321,19 @@ func (s suite) leaksNothing(t *testing.T) {
 	}
 	leaky := func() {
 		b := s.openIn(t, e, Grace)
-		b.run("{} & echo started").want(t, 0, "started\n")
+		for range 4 {
+			b.run("{} & echo started").want(t, 0, "started\n")
+		}
 		evidence(t, b, t.Context())
 	}
 	job(1) // what the first use makes and keeps
 	beforeFDs, beforeRoutines := fds(), runtime.NumGoroutine()
 	job(40)
 	var group sync.WaitGroup
-	for range 2 { // each waits for the drain grace, fifty at a time
-		for range 50 {
-			group.Go(leaky)
-		}
-		group.Wait()
+	for range 25 { // at a time, since each of the hundred steps waits for the drain grace
+		group.Go(leaky)
 	}
+	group.Wait()
 	eventually(t, 2*time.Second, fmt.Sprintf("%d descriptors and %d goroutines as before", beforeFDs, beforeRoutines), func() bool {
 		return fds() <= beforeFDs && runtime.NumGoroutine() <= beforeRoutines
 	})
