@@ -14,11 +14,10 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/bmatcuk/doublestar/v4"
-
 	"forgeci/internal/archive"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/workflow"
 )
 
 // Sending of parts.
@@ -35,7 +34,6 @@ var errOutputMissing = errors.New("nothing was produced")
 type frozen struct {
 	file string
 	archive.Packed
-	leftOut int // dot-files that a glob did not name
 }
 
 // freeze archives what the patterns name (SPEC AR-1). It returns nil when they
@@ -76,7 +74,7 @@ func (t *transfer) freeze(ctx context.Context, patterns []string, work string) (
 	if err != nil {
 		return nil, err
 	}
-	return &frozen{file: f.Name(), Packed: packed, leftOut: sel.leftOut}, nil
+	return &frozen{file: f.Name(), Packed: packed}, nil
 }
 
 // openBelow opens the directory that holds the archive's one top-level entry:
@@ -108,28 +106,58 @@ type selection struct {
 	bases   []string // the directory that each pattern's matches lie in
 	single  string   // the one file that the one pattern names
 	files   int
-	leftOut int
 }
 
+// add takes what a pattern names; "!" before it takes out again what was taken
+// so far.
 func (s *selection) add(ctx context.Context, pattern string, only bool) error {
-	clean := path.Clean(pattern)
-	if pattern == "" || !filepath.IsLocal(filepath.FromSlash(clean)) || strings.ContainsRune(pattern, 0) {
+	name, out := strings.CutPrefix(pattern, "!")
+	clean := path.Clean(name)
+	if name == "" || !filepath.IsLocal(filepath.FromSlash(clean)) || strings.ContainsRune(name, 0) {
 		return ci.Errorf(ci.ErrUnsafe, "path %s leaves the workspace", quote(pattern))
 	}
-	if !strings.ContainsAny(clean, `*?[{\`) {
+	if err := workflow.CheckPattern(clean); err != nil {
+		return ci.Errorf(ci.ErrInvalid, "path %s: %s", quote(pattern), err)
+	}
+	switch {
+	case out:
+		s.remove(clean)
+		return nil
+	case !isGlob(clean):
 		return s.addPath(ctx, clean, only)
+	default:
+		return s.addGlob(ctx, clean)
 	}
-	if !doublestar.ValidatePattern(clean) {
-		return ci.Errorf(ci.ErrInvalid, "path %s is not a glob", quote(pattern))
+}
+
+func isGlob(pattern string) bool { return strings.ContainsAny(pattern, `*?[\`) }
+
+// names reports whether a glob names a path, itself or a directory it lies in.
+func names(glob, p string) bool {
+	for at := p; at != "."; at = path.Dir(at) {
+		if workflow.MatchFilter([]string{glob}, at) {
+			return true
+		}
 	}
-	return s.addGlob(ctx, clean)
+	return false
+}
+
+func (s *selection) remove(pattern string) {
+	for p, e := range s.entries {
+		if names(pattern, p) {
+			delete(s.entries, p)
+			if e.Type != archive.Dir {
+				s.files--
+			}
+		}
+	}
 }
 
 // addPath takes a file, or a directory with everything in it, dot-files too.
 func (s *selection) addPath(ctx context.Context, name string, only bool) error {
 	if name == "." {
 		s.bases = append(s.bases, ".")
-		return s.walk(ctx, "", nil)
+		return s.walk(ctx, "", nil, nil)
 	}
 	found, err := archive.Scan(ctx, s.root, []string{name}, 1)
 	if err != nil {
@@ -143,7 +171,7 @@ func (s *selection) addPath(ctx context.Context, name string, only bool) error {
 		case e.Type == archive.Dir:
 			s.bases = append(s.bases, name)
 			s.take(e)
-			return s.walk(ctx, name, nil)
+			return s.walk(ctx, name, nil, nil)
 		case e.Type == archive.Symlink && only:
 			return ci.Errorf(ci.ErrUnsafe, "%s is a symbolic link: name what it points to", quote(name))
 		case only:
@@ -155,72 +183,27 @@ func (s *selection) addPath(ctx context.Context, name string, only bool) error {
 	return nil
 }
 
-// addGlob takes what the glob matches, directories with what is in them. Names
-// that begin with a dot are matched only by a part that begins with a dot, and
-// counted when they are left out.
+// addGlob takes what the glob matches, directories with everything in them.
+// Directories that cannot hold a match are not read.
 func (s *selection) addGlob(ctx context.Context, glob string) error {
-	base, rest := doublestar.SplitPattern(glob)
-	parts := strings.Split(rest, "/")
-	depth := len(parts)
-	if slices.Contains(parts, "**") {
-		depth = 1 << 20
-	}
+	segments := strings.Split(glob, "/")
+	static := slices.IndexFunc(segments, isGlob)
+	base := path.Clean(strings.Join(segments[:static], "/"))
 	s.bases = append(s.bases, base)
-	prefix := ""
-	if base != "." {
-		prefix = base + "/"
-	}
-	return s.walk(ctx, strings.TrimSuffix(prefix, "/"), func(p string, dir bool) verdictOfGlob {
-		names := strings.Split(strings.TrimPrefix(p, prefix), "/")
-		matched, towards := false, false
-		for i := 1; i <= len(names) && !matched; i++ {
-			matched = doublestar.MatchUnvalidated(rest, strings.Join(names[:i], "/"))
+	deep := strings.Contains(glob, "**")
+	return s.walk(ctx, strings.TrimSuffix(base, "."), func(p string, dir bool) bool {
+		if names(glob, p) {
+			return true
 		}
-		if !matched && dir {
-			towards = len(names) < depth && (depth == 1<<20 ||
-				doublestar.MatchUnvalidated(strings.Join(parts[:len(names)], "/"), strings.Join(names, "/")))
-		}
-		if !matched && !towards {
-			return passOver
-		}
-		for _, name := range names {
-			if strings.HasPrefix(name, ".") && !slices.ContainsFunc(parts, func(part string) bool {
-				return strings.HasPrefix(part, ".") && doublestar.MatchUnvalidated(part, name)
-			}) {
-				return leaveOut
-			}
-		}
-		if !matched {
-			return lookInside
-		}
-		return takeIt
-	})
+		n := strings.Count(p, "/") + 1
+		return dir && (deep || n < len(segments) && workflow.MatchFilter([]string{strings.Join(segments[:n], "/")}, p))
+	}, func(p string) bool { return names(glob, p) })
 }
 
-// verdictOfGlob is what a glob says of one path.
-type verdictOfGlob int
-
-const (
-	passOver   verdictOfGlob = iota
-	leaveOut                 // matched but for a dot
-	lookInside               // a directory that may hold matches
-	takeIt
-)
-
-// walk takes what lies below a directory, as far as judge, if any, lets it.
-func (s *selection) walk(ctx context.Context, dir string, judge func(p string, dir bool) verdictOfGlob) error {
-	taken := map[string]bool{}
-	found, err := archive.Walk(ctx, s.root, dir, func(p string, isDir bool) bool {
-		if judge == nil {
-			return false
-		}
-		v := judge(p, isDir)
-		if v == leaveOut {
-			s.leftOut++
-		}
-		taken[p] = v == takeIt
-		return v == passOver || v == leaveOut
-	})
+// walk takes what lies below a directory, as far as the conditions, if any, hold:
+// whether to look at a path at all, and whether to take it.
+func (s *selection) walk(ctx context.Context, dir string, look func(p string, dir bool) bool, takes func(p string) bool) error {
+	found, err := archive.Walk(ctx, s.root, dir, func(p string, isDir bool) bool { return look != nil && !look(p, isDir) })
 	if err != nil {
 		return err
 	}
@@ -228,7 +211,7 @@ func (s *selection) walk(ctx context.Context, dir string, judge func(p string, d
 		return err
 	}
 	for _, e := range found.Entries {
-		if judge == nil || taken[e.Path] {
+		if takes == nil || takes(e.Path) {
 			s.take(e)
 		}
 	}
@@ -301,15 +284,11 @@ func (w *worker) publish(ctx context.Context, out ci.ArtifactPublish) (string, e
 		return "", errors.Join(ci.Errorf(ci.ErrNotFound, "nothing matches %s", strings.Join(out.Paths, ", ")), errOutputMissing)
 	}
 	defer os.Remove(froze.file)
-	if froze.leftOut > 0 {
-		w.system.line(fmt.Sprintf("artifact %s: %d names that begin with a dot were left out; name them in a path to include them",
-			out.Name, froze.leftOut))
-	}
 	id, err := w.transfer.upload(ctx, w.r.poller.ids.New(ci.PrefixRequest), out.Name, froze)
-	if verdictErr := err; verdictErr != nil {
-		if why, refused := verdict(verdictErr); refused {
-			w.act(why)
-		}
+	if why, refused := verdict(err); refused {
+		w.act(why)
+	}
+	if err != nil {
 		return "", err
 	}
 	w.system.line(fmt.Sprintf("artifact %s: %d files, %d bytes", out.Name, froze.Files, froze.Bytes))
