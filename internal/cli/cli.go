@@ -119,12 +119,12 @@ a server goes on).`,
 		cmds []*cobra.Command
 	}{
 		{groupWork, []*cobra.Command{
-			a.submitCommand(), a.runsCommand(), a.showCommand(), a.logsCommand(),
+			a.runCommand(), a.submitCommand(), a.runsCommand(), a.showCommand(), a.logsCommand(),
 			a.cancelCommand(), a.retryCommand(), a.artifactsCommand(), a.explainCommand(),
 		}},
 		{groupFile, []*cobra.Command{a.validateCommand(), a.planCommand(), a.schemaCommand()}},
 		{groupAdmin, []*cobra.Command{
-			a.runnerCommand(), a.deadLettersCommand(), a.versionCommand(),
+			a.serverCommand(), a.runnerCommand(), a.deadLettersCommand(), a.versionCommand(),
 		}},
 	} {
 		for _, c := range g.cmds {
