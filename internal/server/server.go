@@ -175,7 +175,7 @@ func (s *Server) handler(rest *api.API, site *web.Site, blobs http.Handler) http
 		mux.Handle(p, machine)
 	}
 	if blobs != nil {
-		mux.Handle("/v1/blobs/", blobs)
+		mux.Handle("/v1/blobs", blobs)
 	}
 	for _, r := range site.Routes() {
 		mux.Handle(r.Method+" "+r.Pattern, r.Handler)
