@@ -23,7 +23,8 @@ const (
 // Lines returns a window of a log as text: from line q.From on, or the last
 // q.Tail, of a step or a stream, or only the lines that contain q.Search. Lines
 // keep their numbers in the attempt. A line of more than Config.LineText bytes
-// is cut on a character's border and says by how much. What does not fit into
+// is cut on a character's border and says by how much; of one that was redrawn
+// with carriage returns the last drawing is kept. What does not fit into
 // the answer follows from Next on, and Truncated is set. An expired log is
 // ErrGone.
 func (s *Service) Lines(ctx context.Context, viewer auth.Viewer, q Query) (protocol.LogSlice, error) {
@@ -154,6 +155,20 @@ func (w *window) line(ctx context.Context, i int, at int64, b []byte, number int
 	most := w.s.cfg.LineText
 	length := int64(0)
 	shared := false // text is still a part of the record
+	var pieces []span
+	done := func(open bool) (protocol.LogLine, bool, error) {
+		if int64(len(text)) < length {
+			// What a terminal shows of a redrawn line is what was drawn last.
+			last, drawn, err := w.lastDrawing(ctx, pieces)
+			if err != nil {
+				return l, false, err
+			}
+			if drawn {
+				return finish(l, last, length, open, false), found, nil
+			}
+		}
+		return finish(l, text, length, open, true), found, nil
+	}
 	take := func(b []byte) {
 		length += int64(len(b))
 		if !found {
@@ -182,7 +197,7 @@ func (w *window) line(ctx context.Context, i int, at int64, b []byte, number int
 		switch {
 		case r.kind != data && !first && (r.begins || length > 0):
 			// A marker ends the line.
-			return w.finish(l, text, length, false), found, nil
+			return done(false)
 		case r.kind == lost:
 			l.Lost += r.n
 		case r.kind == discarded:
@@ -211,22 +226,58 @@ func (w *window) line(ctx context.Context, i int, at int64, b []byte, number int
 			} else {
 				take(b[at:stop])
 			}
+			pieces = append(pieces, span{r, at, stop})
 			if rest >= 0 {
-				return w.finish(l, text, length, false), found, nil
+				return done(false)
 			}
 		}
 		next := w.snap.next(i)
 		if next < 0 {
-			return w.finish(l, text, length, w.snap.log.State == store.LogOpen), found, nil
+			return done(w.snap.log.State == store.LogOpen)
 		}
 		i = next
 	}
 }
 
-// finish ends a line: cut on a character's border, every byte that is not
-// UTF-8 replaced.
-func (w *window) finish(l protocol.LogLine, text []byte, length int64, open bool) protocol.LogLine {
-	if int64(len(text)) < length {
+// span is a part of a record.
+type span struct {
+	record
+	from, to int64
+}
+
+// lastDrawing returns what stands behind the last carriage return of a line, if
+// that is no more than a line's text.
+func (w *window) lastDrawing(ctx context.Context, pieces []span) (last []byte, ok bool, err error) {
+	ended := false // the carriage return before the newline draws nothing
+	for i := len(pieces) - 1; i >= 0; i-- {
+		p := pieces[i]
+		if p.from == p.to {
+			continue
+		}
+		b, err := w.s.load(ctx, w.snap, p.record)
+		if err != nil {
+			return nil, false, err
+		}
+		b = b[p.from:p.to]
+		if !ended {
+			b, ended = bytes.TrimSuffix(b, []byte{'\r'}), true
+		}
+		cr := bytes.LastIndexByte(b, '\r')
+		if len(last)+len(b)-cr-1 > w.s.cfg.LineText {
+			return nil, false, nil
+		}
+		last = append(bytes.Clone(b[cr+1:]), last...)
+		if cr >= 0 {
+			return last, true, nil
+		}
+	}
+	return nil, false, nil
+}
+
+// finish ends a line: cut on a character's border unless whole text was put in
+// place of it, every byte that is not UTF-8 replaced.
+func finish(l protocol.LogLine, text []byte, length int64, open, border bool) protocol.LogLine {
+	if border && int64(len(text)) < length {
 		for n := len(text); n > 0 && len(text)-n < utf8.UTFMax; n-- {
 			if utf8.RuneStart(text[n-1]) {
 				if !utf8.FullRune(text[n-1:]) {

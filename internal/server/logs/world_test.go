@@ -110,12 +110,12 @@ func (w *world) end(ref ci.LeaseRef, ends ...protocol.StreamEnd) {
 func (w *world) seal(ref ci.LeaseRef, ends ...protocol.StreamEnd) {
 	w.t.Helper()
 	w.end(ref, ends...)
-	w.svc.Ended(store.AttemptKey{Job: ref.Job, Epoch: ref.Epoch})
 	w.waitSealed(ref)
 }
 
 func (w *world) waitSealed(ref ci.LeaseRef) {
 	w.t.Helper()
+	w.svc.Ended(store.AttemptKey{Job: ref.Job, Epoch: ref.Epoch}) // the clock stands still: without it the grace does not end
 	w.eventually("log is sealed", func() bool { return w.row(ref).State == store.LogSealed && w.row(ref).Extents == 0 })
 }
 

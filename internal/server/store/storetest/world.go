@@ -180,11 +180,11 @@ func (w *World) Claim(job ci.JobID) ci.LeaseRef {
 	return ref
 }
 
-// Renew extends a lease by TTL from now.
-func (w *World) Renew(ref ci.LeaseRef) {
+// Renew extends a current lease to d from now.
+func (w *World) Renew(ref ci.LeaseRef, d time.Duration) {
 	w.t.Helper()
 	w.Write(func(ctx context.Context, tx *store.Tx) error {
-		_, err := tx.RenewLeases(ctx, []ci.LeaseRef{ref}, w.now.Load(), w.now.Load()+TTL.Microseconds())
+		_, err := tx.RenewLeases(ctx, []ci.LeaseRef{ref}, w.now.Load(), w.now.Load()+d.Microseconds())
 		return err
 	})
 }

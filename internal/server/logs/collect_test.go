@@ -1,0 +1,118 @@
+package logs_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/logs"
+	"forgeci/internal/server/store"
+)
+
+func TestSegmentsGoWhenNothingRefersToThem(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		a, b := w.job(), w.job()
+		var wa, wb writer
+		w.append(a, wa.chunk(0, protocol.Stdout, "a\n"))
+		w.append(b, wb.chunk(0, protocol.Stdout, "b\n"))
+		w.seal(a)
+		collect := func() {
+			t.Helper()
+			if err := w.svc.Collect(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		collect()
+		if n := len(w.objects("logs/segments/")); n != 2 {
+			t.Errorf("%d segments while their readers may be behind", n)
+		}
+		w.Renew(b, time.Hour)
+		w.Advance(30 * time.Minute)
+		collect()
+		if n := len(w.objects("logs/segments/")); n != 1 {
+			t.Errorf("%d segments; one is needed", n)
+		}
+		if got := w.raw(query(a)) + w.raw(query(b)); got != "a\nb\n" {
+			t.Errorf("logs %q", got)
+		}
+		w.seal(b)
+		w.Advance(30 * time.Minute)
+		collect()
+		if left := w.objects("logs/segments/"); len(left) != 0 {
+			t.Errorf("segments left: %q", left)
+		}
+		w.Advance(100 * 24 * time.Hour)
+		collect()
+		if left := w.objects("logs/"); len(left) != 0 {
+			t.Errorf("objects left after retention: %q", left)
+		}
+		_, err1 := w.svc.Raw(t.Context(), w.viewer, query(a))
+		_, err2 := w.svc.Lines(t.Context(), w.viewer, query(a))
+		err3 := w.svc.Events(t.Context(), w.viewer, query(a), func(logs.Event) error { return nil })
+		for _, err := range []error{err1, err2, err3} {
+			if !errors.Is(err, ci.ErrGone) {
+				t.Errorf("an expired log: %v", err)
+			}
+		}
+	})
+}
+
+func TestCase_CACHE_08_AWriterThatWasSuspendedFindsItsSegmentRefusedNotMissing(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ref := w.job()
+		var wr writer
+		w.append(ref, wr.chunk(0, protocol.Stdout, "kept\n"))
+		c := wr.chunk(0, protocol.Stdout, "late\n")
+		held := w.held(ref)
+		suspended := false
+		w.blob.on(func(key string) error {
+			if strings.Contains(key, "segments") && !suspended {
+				suspended = true
+				w.Renew(ref, 3*time.Hour) // another node keeps the lease alive
+				w.Advance(2 * time.Hour)
+			}
+			return nil
+		}, nil)
+		_, err := w.svc.Append(t.Context(), held, []protocol.Chunk{c})
+		if !errors.Is(err, ci.ErrUnavailable) {
+			t.Fatalf("append of a suspended writer: %v", err)
+		}
+		if err := w.svc.Collect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(w.objects("logs/segments/")); n != 1 {
+			t.Errorf("%d segments; the orphan is old enough", n)
+		}
+		w.svc = w.start()
+		w.append(ref, c)
+		if got := w.raw(query(ref)); got != "kept\nlate\n" {
+			t.Errorf("log %q", got)
+		}
+	})
+}
+
+func TestTwoNodesSealOnceAndLeaveNothing(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		other := w.start()
+		for range 10 {
+			ref := w.job()
+			var wr writer
+			w.append(ref, wr.chunk(0, protocol.Stdout, "x\n"))
+			w.end(ref)
+			k := store.AttemptKey{Job: ref.Job, Epoch: ref.Epoch}
+			w.svc.Ended(k)
+			other.Ended(k)
+			w.waitSealed(ref)
+			if got := w.raw(query(ref)); got != "x\n" {
+				t.Errorf("log %q", got)
+			}
+		}
+		w.eventually("one archive for each log", func() bool { return len(w.objects("logs/archives/")) == 10 })
+	})
+}
