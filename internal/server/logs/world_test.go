@@ -30,6 +30,7 @@ type world struct {
 	viewer auth.Viewer
 	cfg    logs.Config
 	guard  *engine.Engine
+	stop   func()
 }
 
 func each(t *testing.T, run func(*testing.T, *world)) {
@@ -66,11 +67,18 @@ func (w *world) start() *logs.Service {
 		defer close(done)
 		_ = svc.Run(ctx)
 	}()
-	w.t.Cleanup(func() {
+	w.stop = func() {
 		cancel()
 		<-done
-	})
+	}
+	w.t.Cleanup(w.stop)
 	return svc
+}
+
+// restart ends the node that was started last and starts another.
+func (w *world) restart() *logs.Service {
+	w.stop()
+	return w.start()
 }
 
 // job returns a running attempt of a new job.
@@ -235,6 +243,14 @@ type faulty struct {
 	mu  sync.Mutex
 	put func(key string) error // before a PutNew
 	got func(key string) error // before an Open
+	end error                  // of a PutNew that has stored
+}
+
+// after makes PutNew store and then fail.
+func (f *faulty) after(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.end = err
 }
 
 func (f *faulty) on(put, got func(key string) error) {
@@ -245,14 +261,17 @@ func (f *faulty) on(put, got func(key string) error) {
 
 func (f *faulty) PutNew(ctx context.Context, key string, r io.Reader, size int64, sum [32]byte) error {
 	f.mu.Lock()
-	put := f.put
+	put, end := f.put, f.end
 	f.mu.Unlock()
 	if put != nil {
 		if err := put(key); err != nil {
 			return err
 		}
 	}
-	return f.Store.PutNew(ctx, key, r, size, sum)
+	if err := f.Store.PutNew(ctx, key, r, size, sum); err != nil {
+		return err
+	}
+	return end
 }
 
 func (f *faulty) Open(ctx context.Context, key string, at, n int64) (io.ReadCloser, error) {
