@@ -251,10 +251,11 @@ func withoutScript(t *testing.T, b *testkit.Browser) {
 func millionLines(t *testing.T, b *testkit.Browser) {
 	s := serve(t, storybook.New(storybook.Sample(), storybook.Now))
 	tab := b.Tab(t)
-	// open says how long it takes until lines are seen: the best of three, since it
-	// is the page that is measured and not what else the machine does.
+	// open says how long it takes until lines are seen: the best of three on a
+	// machine that does nothing else.
 	open := func(hash string) time.Duration {
 		best := time.Hour
+		slow := time.Duration(10 * slowdown(tab))
 		for range 3 {
 			start := time.Now()
 			tab.Open(s.URL + "/jobs/" + string(storybook.LongJob) + "?" + fmt.Sprint(start.UnixNano()) + hash)
@@ -263,7 +264,7 @@ func millionLines(t *testing.T, b *testkit.Browser) {
 				break
 			}
 		}
-		return best
+		return best * 10 / slow
 	}
 	// visible is an expression that lists the numbers of the lines in the window.
 	const visible = `((b, rows) => rows.filter(r => r.getBoundingClientRect().bottom > b.top + 2 && r.getBoundingClientRect().top < b.bottom - 2).map(r => +r.firstChild.textContent))` +
@@ -330,10 +331,25 @@ func millionLines(t *testing.T, b *testkit.Browser) {
 	clean(t, tab)
 }
 
+// slowdown says how many times slower than alone a page runs now, beside what
+// else the machine does: the mean of many short loops against the fastest.
+func slowdown(tab *testkit.Tab) float64 {
+	return max(1, testkit.Eval[float64](tab, `(async () => {
+		const took = [];
+		for (let i = 0; i < 150; i++) {
+			const start = performance.now();
+			for (let j = 0, x = 0; j < 1e6; j++) x += j % 7;
+			took.push(performance.now() - start);
+			if (i % 10 === 9) await new Promise(r => setTimeout(r));
+		}
+		return took.reduce((a, b) => a + b) / took.length / Math.max(Math.min(...took), 0.1);
+	})()`))
+}
+
 // smooth fails the test when the 95th percentile of the main thread's tasks is
-// 200 ms or more. The browser reports those over 50 ms; each of the scrolls and
-// bursts before this (60 at least) was a task as well, and is counted as short
-// when it was not reported.
+// over 200 ms of a machine that does nothing else. The browser reports those
+// over 50 ms; each of the scrolls and bursts before this (60 at least) was a
+// task as well, and counts as short when it was not reported.
 func smooth(t *testing.T, tab *testkit.Tab) {
 	t.Helper()
 	tasks := testkit.Eval[[]float64](tab, `window.tasks`)
@@ -341,8 +357,8 @@ func smooth(t *testing.T, tab *testkit.Tab) {
 		tasks = append(tasks, 0)
 	}
 	slices.Sort(tasks)
-	if at := tasks[len(tasks)*95/100]; at > 200 {
-		t.Errorf("95th percentile of tasks is %.0f ms, want under 200: %.0f", at, tasks)
+	if at, slow := tasks[len(tasks)*95/100], slowdown(tab); at > 200*slow {
+		t.Errorf("95th percentile of tasks is %.0f ms with a machine %.1f times slower than alone, want under 200: %.0f", at, slow, tasks)
 	}
 }
 

@@ -538,7 +538,8 @@ func TestCase_UI_03_PageOfALargeRun(t *testing.T) {
 	if rows != 2000 {
 		t.Errorf("%d rows in the list, want 2000", rows)
 	}
-	if !strings.Contains(body, "200 waiting, 56 succeeded") && !strings.Contains(body, "56 succeeded, 200 waiting") {
+	counts := `<span class="s-success">56 Succeeded</span> <span class="s-waiting">200 Waiting</span>`
+	if !strings.Contains(body, "56 succeeded, 200") || !strings.Contains(body, counts) {
 		t.Error("the matrix does not say its counts")
 	}
 }

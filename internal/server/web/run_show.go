@@ -289,7 +289,7 @@ func draw(groups []jobGroup, now time.Time) *drawing {
 			for _, c := range g.Counts {
 				parts = append(parts, fmt.Sprintf("%d %s", c.Count, strings.ToLower(countStatus(c.Key).Word)))
 			}
-			n.Below = fit(strings.Join(parts, ", "), 28)
+			n.Below = fit(strings.Join(parts, ", "), 23)
 		}
 		d.Nodes = append(d.Nodes, n)
 	}
