@@ -91,7 +91,7 @@ echo "Run $run has finished."
 say "The run"
 "$forgeci" show "$run"
 
-for job in $("$forgeci" show "$run" --output json | grep -o '"job_[0-9a-z]*"' | tr -d '"' | awk '!seen[$0]++'); do
+for job in $("$forgeci" show "$run" --output json | grep -o '"job_[0-9a-z]\{26\}"' | tr -d '"' | awk '!seen[$0]++'); do
 	say "Log of $job"
 	"$forgeci" logs "$job"
 done

@@ -132,6 +132,7 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 			a.err.line(describe(e))
 		}
 		quiet()
+		progress.close()
 		if err != nil {
 			return nil, err
 		}

@@ -78,6 +78,9 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 		return usage("--slots %d is negative", cfg.slots)
 	}
 	log := cfg.logger(a.err)
+	if cfg.lifeline {
+		log = log.With("process", "runner") // its lines stand between the server's
+	}
 	client, err := protocol.NewClient(protocol.ClientConfig{BaseURL: cfg.server, Version: version()})
 	if err != nil {
 		return err

@@ -172,6 +172,7 @@ func (a *app) awaitRuns(
 				label = string(id) + " "
 			}
 			p := a.newProgress(label)
+			defer p.close()
 			run, err := a.awaitRun(ctx, c, id, w, func(r protocol.Run) error {
 				if o.form == outputLines {
 					return a.printJSONLine(awaited{Run: &r.RunSummary})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -141,26 +142,56 @@ func pause(ctx context.Context, d time.Duration) error {
 // progress tells on standard error what becomes of a run's jobs, one line for
 // each change.
 type progress struct {
-	a    *app
-	seen map[ci.JobID]string
+	a *app
 	// label stands before each line when several runs are watched.
 	label string
+
+	mu    sync.Mutex
+	seen  map[ci.JobID]string      // guarded by mu
+	later map[ci.JobID]*time.Timer // guarded by mu; a job that waits
 }
 
 func (a *app) newProgress(label string) *progress {
-	return &progress{a: a, seen: map[ci.JobID]string{}, label: label}
+	return &progress{a: a, seen: map[ci.JobID]string{}, later: map[ci.JobID]*time.Timer{}, label: label}
 }
 
+// patience is how long a job may wait before its reason is worth a line.
+const patience = 2 * time.Second
+
 func (p *progress) changed(run protocol.Run) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, j := range run.JobList {
 		line := p.a.jobLine(j)
 		if line == "" || p.seen[j.ID] == line {
 			continue
 		}
 		p.seen[j.ID] = line
-		p.a.err.line(p.label + line)
+		if t := p.later[j.ID]; t != nil {
+			t.Stop()
+		}
+		if j.State != ci.StateReady {
+			p.a.err.line(p.label + line)
+			continue
+		}
+		p.later[j.ID] = time.AfterFunc(patience, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.seen[j.ID] == line {
+				p.a.err.line(p.label + line)
+			}
+		})
 	}
 	return nil
+}
+
+// close forgets what would have been told later.
+func (p *progress) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.later {
+		t.Stop()
+	}
 }
 
 // jobLine says where a job is, without anything that changes by the clock.
