@@ -196,6 +196,7 @@ func TestCase_ART_01_artifacts_from_job_to_job(t *testing.T) {
 			publish: []string{"bin/tool", "bin/sub/x"}, restore: ".", source: map[string]string{"sub/y": "y"},
 			want: []string{"sub/", "sub/x", "sub/y", "tool"},
 		},
+		"without a path": {publish: []string{"bin/tool"}, restore: "", source: map[string]string{"y": "y"}, want: []string{"tool", "y"}},
 		"a directory in the way of a file": {
 			publish: []string{"bin"}, restore: "d", source: map[string]string{"d/tool/x": "x"}, fails: ci.ErrConflict,
 		},

@@ -253,9 +253,9 @@ func TestCase_LOG_03_any_bytes_are_sent_once(t *testing.T) {
 func TestLostAndFailedRequestsAreRepeatedIdentically(t *testing.T) {
 	t.Parallel()
 	ship(t, shipping{chunk: 100, memory: 4000}, func(t *testing.T, k *sink, s *shipper) {
-		random := rand.New(rand.NewPCG(1, 2))
+		random, faults := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(3, 4))
 		k.answer = func(_ int, chunks []protocol.Chunk) error {
-			switch random.IntN(4) {
+			switch faults.IntN(4) {
 			case 0:
 				return ci.Errorf(ci.ErrUnavailable, "not stored")
 			case 1: // stored, and the reply lost

@@ -124,6 +124,9 @@ func diskError(err error) *ci.Error {
 // restore fetches an artifact and puts it into the workspace: a single file at
 // the path, everything else into the directory at the path (docs/artifacts.md).
 func (t *transfer) restore(ctx context.Context, in protocol.RestoreArtifact, work string) error {
+	if in.Path == "" {
+		in.Path = "." // the workspace itself
+	}
 	if !filepath.IsLocal(filepath.FromSlash(in.Path)) {
 		return ci.Errorf(ci.ErrUnsafe, "the restore path %q leaves the workspace", in.Path)
 	}
