@@ -26,6 +26,7 @@ import (
 type dialect struct {
 	name       string
 	versionSQL string
+	tablesSQL  string // names of all tables
 	nowSQL     string // empty: the clock of this process
 	lockRows   string // for /*lock*/
 	skipLocked string // for /*lock skip*/
@@ -65,6 +66,7 @@ func postgres() *dialect {
 	return &dialect{
 		name:       "postgres",
 		versionSQL: "SHOW server_version",
+		tablesSQL:  "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY 1",
 		nowSQL:     "SELECT now_us()",
 		lockRows:   "FOR UPDATE",
 		skipLocked: "FOR UPDATE SKIP LOCKED",
@@ -129,6 +131,7 @@ func sqliteDialect() *dialect {
 	return &dialect{
 		name:       "sqlite",
 		versionSQL: "SELECT sqlite_version()",
+		tablesSQL:  "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY 1",
 		jsonEach:   "json_each",
 		text:       "TEXT",
 		bytes:      "BLOB",

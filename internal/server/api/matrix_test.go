@@ -1,0 +1,563 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"forgeci/internal/blob/fs"
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/artifact"
+	"forgeci/internal/server/auth"
+	"forgeci/internal/server/engine"
+	"forgeci/internal/server/logs"
+	"forgeci/internal/server/reader"
+	"forgeci/internal/server/store"
+	"forgeci/internal/testkit"
+)
+
+// The ownership matrix: every lease route under every way in which a tuple can
+// be wrong. Rows are the routes of the table, so that a new lease route without
+// a row here fails; columns are the ways; each cell sends a request that the
+// exact tuple would have had accepted, and proves that it is refused with the
+// right word and that no row of any table has changed.
+
+const (
+	matrixTTL    = time.Minute
+	matrixDigest = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+)
+
+// stage is one server over one real database, with a leased job and its neighbours.
+type stage struct {
+	t      *testing.T
+	ctx    context.Context
+	now    atomic.Int64
+	mono   atomic.Int64
+	store  *store.Store
+	engine *engine.Engine
+	api    *API
+	mux    http.Handler
+
+	org, otherOrg           ci.OrgID
+	tokens                  map[string]string // by runner name
+	ids                     map[string]engine.Identity
+	sessions                map[string]ci.SessionID
+	lease, sibling, foreign ci.LeaseRef
+	artifact                string
+	parts                   []protocol.ArtifactPart
+	admin, registration     string
+	n                       int
+}
+
+func newStage(t *testing.T, url string, routes func(*API) []Route) *stage {
+	t.Helper()
+	s := &stage{t: t, ctx: t.Context(), tokens: map[string]string{}, ids: map[string]engine.Identity{}, sessions: map[string]ci.SessionID{}}
+	s.now.Store(time.Now().UnixMicro())
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
+	var err error
+	if s.store, err = store.Open(s.ctx, store.Options{URL: url, Now: s.now.Load, Log: log}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.store.Close() })
+	blobs, err := fs.Open(t.TempDir(), fs.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.engine, err = engine.New(s.ctx, engine.Config{Store: s.store, Log: log, LeaseTTL: matrixTTL,
+		Monotonic: func() time.Duration { return time.Duration(s.mono.Load()) * time.Microsecond },
+		EvalIf:    func(string, engine.Condition) (bool, error) { return true, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	people := auth.New(s.store, make([]byte, 32), log, func() time.Time { return time.UnixMicro(s.now.Load()) })
+	lg := logs.New(logs.Config{Store: s.store, Blob: blobs, Log: log})
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); _ = lg.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-stopped })
+	af := artifact.New(artifact.Config{Store: s.store, Blob: blobs, Log: log})
+	s.api = New(Config{Engine: s.engine, Auth: people, Store: s.store, Blob: blobs, Logs: lg, Artifacts: af,
+		Reader: reader.New(s.store, s.engine, af), Log: log, TempDir: t.TempDir(), Ready: s.store.Ping})
+	mux := http.NewServeMux()
+	for _, r := range routes(s.api) {
+		mux.Handle(r.Pattern, s.api.serve(r))
+	}
+	s.mux = mux
+	s.fill(blobs)
+	return s
+}
+
+func (s *stage) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// fill makes two tenants, three runners and the leases.
+func (s *stage) fill(blobs *fs.Store) {
+	for _, name := range []string{"default", "other"} {
+		org, err := s.engine.EnsureOrg(s.ctx, name)
+		s.must(err)
+		s.must(s.store.Write(s.ctx, func(tx *store.Tx) error {
+			return tx.InsertSource(s.ctx, org.ID, store.Source{Digest: matrixDigest, BlobKey: "source", BlobDigest: matrixDigest, Size: 6}, 1)
+		}))
+		if name == "default" {
+			s.org = org.ID
+		} else {
+			s.otherOrg = org.ID
+		}
+	}
+	s.must(blobs.PutNew(s.ctx, "source", strings.NewReader("source"), 6, sha256.Sum256([]byte("source"))))
+	s.admin, s.registration = protocol.NewToken(protocol.TokenAdmin), protocol.NewToken(protocol.TokenRegistration)
+	s.must(s.store.Write(s.ctx, func(tx *store.Tx) error {
+		for kind, token := range map[string]string{"admin": s.admin, "registration": s.registration} {
+			err := tx.InsertCredential(s.ctx, store.Credential{ID: kind, Org: s.org, Kind: kind, Actor: kind}, auth.Hash(token))
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	s.runner("a", s.org)
+	s.runner("b", s.org)
+	s.runner("c", s.otherOrg)
+	s.submit(s.org, "main", "sibling")
+	s.lease, s.sibling = s.claim("a"), s.claim("a")
+	s.submit(s.otherOrg, "main")
+	s.foreign = s.claim("c")
+	s.phase("a", s.lease)
+	s.phase("a", s.sibling)
+}
+
+func (s *stage) runner(name string, org ci.OrgID) {
+	token := protocol.NewToken(protocol.TokenRunner)
+	id, err := s.engine.Register(s.ctx, org, "test", protocol.Register{Name: name, PublicKey: []byte(strings.Repeat(name, 32))}, auth.Hash(token))
+	s.must(err)
+	s.tokens[name], s.ids[name] = token, engine.Identity{Runner: id, Org: org}
+	opened, err := s.engine.OpenSession(s.ctx, s.ids[name], protocol.OpenSession{RequestID: "1", Protocol: 1, Slots: 4,
+		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}}})
+	s.must(err)
+	s.sessions[name] = opened.Session
+}
+
+func (s *stage) submit(org ci.OrgID, names ...string) ci.RunID {
+	var repo store.Repo
+	s.must(s.store.Write(s.ctx, func(tx *store.Tx) (err error) {
+		repo, err = tx.EnsureRepo(s.ctx, ci.RepoID(ci.IDSource{}.New(ci.PrefixRepo)), org, "local", "k", "local/x", 1)
+		return err
+	}))
+	plan := ci.Plan{Workflow: "w", Path: ".forgeci.yaml"}
+	for _, n := range names {
+		plan.Jobs = append(plan.Jobs, ci.JobSpec{Name: n, Key: n, Steps: []ci.StepSpec{{Name: "s", Run: "true"}}, Timeout: ci.DefaultJobTimeout,
+			Publish: []ci.ArtifactPublish{{Name: "out", Paths: []string{"out"}, Optional: true}, {Name: "more", Paths: []string{"more"}, Optional: true}}})
+	}
+	id, err := s.engine.Submit(s.ctx, engine.Submission{Org: org, Repo: repo.ID, Actor: "test", Plan: plan, Source: matrixDigest, Trust: ci.TrustTrusted, Event: "manual"})
+	s.must(err)
+	return id
+}
+
+func (s *stage) claim(name string) ci.LeaseRef {
+	s.n++
+	ticket, err := s.engine.Claim(s.ctx, s.ids[name], protocol.Claim{Session: s.sessions[name], RequestID: fmt.Sprint(s.n)})
+	s.must(err)
+	if ticket == nil {
+		s.t.Fatal("nothing to claim for " + name)
+	}
+	return ticket.Lease
+}
+
+func (s *stage) phase(name string, ref ci.LeaseRef) {
+	h, err := s.engine.Hold(s.ctx, s.ids[name], ref, "test", engine.ActiveOnly)
+	s.must(err)
+	s.must(s.engine.SetPhase(s.ctx, h, protocol.SetPhase{RequestID: "p", Phase: ci.PhaseExecuting}))
+}
+
+// request is one call that the exact tuple would have had accepted.
+type matrixRequest struct {
+	method, path string
+	body         []byte
+	media        string
+	lease        *ci.LeaseRef // header; nil = in the body
+}
+
+func jsonRequest(method, path string, v any, lease ci.LeaseRef) matrixRequest {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return matrixRequest{method: method, path: path, body: b, media: protocol.MediaJSON, lease: &lease}
+}
+
+// matrixRows render the request of each lease route for a tuple. A lease route
+// that has no row fails TestEveryLeaseRouteHasARow.
+func matrixRows(s *stage) map[string]func(ci.LeaseRef) matrixRequest {
+	content := []byte("artifact")
+	sum := sha256.Sum256(content)
+	digest := "sha256:" + hex.EncodeToString(sum[:])
+	at := func(route string, values ...string) (string, string) { return protocol.Endpoint(route, values...) }
+	id := s.artifact
+	if id == "" {
+		id = "art_00000000000000000000000000"
+	}
+	part := []protocol.ArtifactPart{{Number: 1, Size: int64(len(content)), Digest: digest}}
+	return map[string]func(ci.LeaseRef) matrixRequest{
+		protocol.RouteHeartbeat: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteHeartbeat)
+			r := jsonRequest(m, p, protocol.Heartbeat{Session: s.sessions["a"], Leases: []ci.LeaseRef{l}}, l)
+			r.lease = nil
+			return r
+		},
+		protocol.RoutePhase: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RoutePhase)
+			return jsonRequest(m, p, protocol.SetPhase{RequestID: "x", Phase: ci.PhaseFinalising,
+				Steps: []protocol.StepUpdate{{Index: 0, Name: "s", State: ci.StateRunning}}}, l)
+		},
+		protocol.RouteAppendLog: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteAppendLog)
+			return matrixRequest{method: m, path: p, media: protocol.MediaBytes, lease: &l,
+				body: protocol.AppendChunk(nil, protocol.Chunk{Step: 0, Stream: protocol.Stdout, Sequence: 1, Data: []byte("stale\n")})}
+		},
+		protocol.RouteComplete: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteComplete)
+			return jsonRequest(m, p, protocol.Complete{RequestID: "x", Conclusion: ci.ConclusionSuccess, SourceDigest: matrixDigest,
+				Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}, l)
+		},
+		protocol.RouteHandOver: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteHandOver)
+			return jsonRequest(m, p, protocol.HandOver{RequestID: "x", Reason: ci.ReasonRunnerShutdown,
+				Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}, l)
+		},
+		protocol.RouteFetchSource: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteFetchSource)
+			return matrixRequest{method: m, path: p, lease: &l}
+		},
+		protocol.RouteNewArtifact: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteNewArtifact)
+			return jsonRequest(m, p, protocol.NewArtifact{RequestID: "new", Name: "more", Size: int64(len(content)), Digest: digest, Files: 1, Bytes: 8}, l)
+		},
+		protocol.RouteSignParts: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteSignParts, id)
+			return jsonRequest(m, p, protocol.SignParts{Parts: part}, l)
+		},
+		protocol.RouteSealArtifact: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteSealArtifact, id)
+			return jsonRequest(m, p, protocol.SealArtifact{Parts: part}, l)
+		},
+		protocol.RouteRestoreArtifact: func(l ci.LeaseRef) matrixRequest {
+			m, p := at(protocol.RouteRestoreArtifact, id)
+			return matrixRequest{method: m, path: p, lease: &l}
+		},
+	}
+}
+
+// way is one way in which a tuple can be wrong.
+type way struct {
+	name   string
+	spoil  func(s *stage) (token string, ref ci.LeaseRef)
+	status int
+	reject ci.Reject
+	// taken says that this way does not spoil the route (while cancelling, logs
+	// are accepted).
+	taken func(Route) bool
+}
+
+func never(Route) bool { return false }
+
+// ways are the columns.
+func ways() []way {
+	tuple := func(change func(s *stage, r *ci.LeaseRef)) func(*stage) (string, ci.LeaseRef) {
+		return func(s *stage) (string, ci.LeaseRef) {
+			r := s.lease
+			change(s, &r)
+			return s.tokens["a"], r
+		}
+	}
+	return []way{
+		{"wrong run", tuple(func(s *stage, r *ci.LeaseRef) { r.Run = s.foreign.Run }), 409, ci.RejectRun, never},
+		{"wrong job", tuple(func(s *stage, r *ci.LeaseRef) { r.Job = s.sibling.Job }), 409, ci.RejectJob, never},
+		{"job of another tenant", tuple(func(s *stage, r *ci.LeaseRef) { r.Job = s.foreign.Job }), 404, "", never},
+		{"wrong runner", tuple(func(s *stage, r *ci.LeaseRef) { r.Runner = s.ids["b"].Runner }), 409, ci.RejectRunner, never},
+		{"another runner's credential", func(s *stage) (string, ci.LeaseRef) { return s.tokens["b"], s.lease }, 409, ci.RejectRunner, never},
+		{"another runner's credential and name", func(s *stage) (string, ci.LeaseRef) {
+			r := s.lease
+			r.Runner = s.ids["b"].Runner
+			return s.tokens["b"], r
+		}, 409, ci.RejectRunner, never},
+		{"another tenant's runner", func(s *stage) (string, ci.LeaseRef) { return s.tokens["c"], s.lease }, 404, "", never},
+		{"wrong session", tuple(func(s *stage, r *ci.LeaseRef) { r.Session = s.sessions["b"] }), 409, ci.RejectSession, never},
+		{"wrong lease", tuple(func(_ *stage, r *ci.LeaseRef) { r.Lease = "lse_1_00000000000000000000000000" }), 409, ci.RejectLease, never},
+		{"lease of a sibling", tuple(func(s *stage, r *ci.LeaseRef) { r.Lease = s.sibling.Lease }), 409, ci.RejectJob, never},
+		{"wrong epoch", tuple(func(_ *stage, r *ci.LeaseRef) { r.Epoch = 999 }), 409, ci.RejectEpoch, never},
+		{"expired", func(s *stage) (string, ci.LeaseRef) {
+			s.now.Add(matrixTTL.Microseconds() + 1)
+			s.mono.Add(matrixTTL.Microseconds() + 1)
+			return s.tokens["a"], s.lease
+		}, 409, ci.RejectExpired, never},
+		{"cancelling", func(s *stage) (string, ci.LeaseRef) {
+			s.must(s.engine.Cancel(s.ctx, s.org, "test", s.lease.Run))
+			return s.tokens["a"], s.lease
+		}, 409, ci.RejectCancelling, func(r Route) bool { return r.Pattern == protocol.RouteAppendLog || r.Lease == LeaseBatch }},
+		{"ended attempt", func(s *stage) (string, ci.LeaseRef) {
+			s.end(s.lease)
+			return s.tokens["a"], s.lease
+		}, 409, ci.RejectEnded, never},
+		{"ended run", func(s *stage) (string, ci.LeaseRef) {
+			s.end(s.lease)
+			s.end(s.sibling)
+			return s.tokens["a"], s.lease
+		}, 410, ci.RejectRunEnded, never},
+		{"after a new epoch", func(s *stage) (string, ci.LeaseRef) {
+			s.now.Add(matrixTTL.Microseconds() + 1)
+			s.mono.Add(matrixTTL.Microseconds() + 1)
+			s.must(s.engine.Sweep(s.ctx, true))
+			return s.tokens["a"], s.lease
+		}, 410, ci.RejectRunEnded, never},
+	}
+}
+
+func (s *stage) end(ref ci.LeaseRef) {
+	h, err := s.engine.Hold(s.ctx, s.ids["a"], ref, "test", engine.ActiveOnly)
+	s.must(err)
+	_, err = s.engine.Complete(s.ctx, h, protocol.Complete{RequestID: "end", Conclusion: ci.ConclusionSuccess, SourceDigest: matrixDigest,
+		Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}})
+	s.must(err)
+}
+
+func (s *stage) send(token string, r matrixRequest) (int, []byte) {
+	req := httptest.NewRequestWithContext(s.ctx, r.method, r.path, bytes.NewReader(r.body))
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if r.media != "" {
+		req.Header.Set("Content-Type", r.media)
+	}
+	if r.lease != nil {
+		req.Header.Set(protocol.HeaderLease, r.lease.String())
+	}
+	w := httptest.NewRecorder()
+	s.mux.ServeHTTP(w, req)
+	b, _ := io.ReadAll(w.Body)
+	return w.Code, b
+}
+
+// dump is every row but those that count and record refusals.
+func (s *stage) dump() []string {
+	s.must(s.engine.FlushRejections(s.ctx))
+	rows, err := s.store.Dump(s.ctx, "audit", "rejection", "org.audit_seq", "org.audit_hash",
+		"session.present", "session.gone_us") // whether a runner is heard of is no effect on a job
+	s.must(err)
+	return rows
+}
+
+func (s *stage) rejections() int64 {
+	s.must(s.engine.FlushRejections(s.ctx))
+	n := int64(0)
+	s.must(s.store.Read(s.ctx, func(tx *store.Tx) error {
+		rs, err := tx.Rejections(s.ctx)
+		for _, r := range rs {
+			n += r.N
+		}
+		return err
+	}))
+	return n
+}
+
+// cell runs one cell and says what is wrong with it, "" when nothing is.
+func (s *stage) cell(route Route, w way, token string, ref ci.LeaseRef) string {
+	row, ok := matrixRows(s)[route.Pattern]
+	if !ok {
+		return "no row"
+	}
+	before, counted := s.dump(), s.rejections()
+	status, body := s.send(token, row(ref))
+	after := s.dump()
+	if !slices.Equal(before, after) {
+		return "rows changed:\n" + diff(before, after)
+	}
+	if route.Lease == LeaseBatch {
+		return s.batchCell(w, status, body, counted)
+	}
+	var p protocol.Problem
+	if err := json.Unmarshal(body, &p); err != nil || status != w.status || p.Reject != w.reject {
+		return fmt.Sprintf("answered %d %s, want %d %s: %s", status, p.Reject, w.status, w.reject, body)
+	}
+	if got := s.rejections(); got != counted+1 {
+		return fmt.Sprintf("%d rejections were counted, want 1", got-counted)
+	}
+	return ""
+}
+
+// batchCell checks the answer that a heartbeat gives to one spoilt lease.
+func (s *stage) batchCell(w way, status int, body []byte, counted int64) string {
+	if status == http.StatusNotFound { // the session is not this credential's
+		return ""
+	}
+	var reply protocol.HeartbeatReply
+	if err := json.Unmarshal(body, &reply); err != nil || status != 200 || len(reply.Leases) != 1 {
+		return fmt.Sprintf("answered %d %s", status, body)
+	}
+	if reply.Leases[0].Answer != protocol.LeaseGone {
+		return fmt.Sprintf("the lease was %s", reply.Leases[0].Answer)
+	}
+	if got := s.rejections(); got != counted+1 {
+		return fmt.Sprintf("%d rejections were counted, want 1", got-counted)
+	}
+	return ""
+}
+
+func diff(a, b []string) string {
+	var out strings.Builder
+	for _, l := range a {
+		if !slices.Contains(b, l) {
+			out.WriteString("- " + l + "\n")
+		}
+	}
+	for _, l := range b {
+		if !slices.Contains(a, l) {
+			out.WriteString("+ " + l + "\n")
+		}
+	}
+	return out.String()
+}
+
+func all(a *API) []Route { return a.Routes() }
+
+func leaseRoutes(routes []Route) []Route {
+	return slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return r.Lease == NoLease })
+}
+
+func TestEveryLeaseRouteHasARow(t *testing.T) {
+	t.Parallel()
+	rows := matrixRows(&stage{sessions: map[string]ci.SessionID{}})
+	routes := leaseRoutes((&API{}).Routes())
+	for _, r := range routes {
+		if rows[r.Pattern] == nil {
+			t.Errorf("lease route %s has no row in the ownership matrix", r.Pattern)
+		}
+	}
+	if len(rows) != len(routes) {
+		t.Errorf("%d rows for %d lease routes", len(rows), len(routes))
+	}
+}
+
+func TestOwnershipMatrix(t *testing.T) {
+	t.Parallel()
+	for name, url := range map[string]func(*testing.T) string{
+		"sqlite":   func(t *testing.T) string { return "sqlite:" + t.TempDir() + "/m.db" },
+		"postgres": func(t *testing.T) string { return testkit.Postgres(t) },
+	} {
+		for _, w := range ways() {
+			t.Run(name+"/"+w.name, func(t *testing.T) {
+				t.Parallel()
+				// Refused calls change nothing, so one stage serves all routes.
+				s := newStage(t, url(t), all)
+				token, ref := w.spoil(s)
+				for _, route := range leaseRoutes(s.api.Routes()) {
+					if w.taken(route) {
+						continue
+					}
+					if bad := s.cell(route, w, token, ref); bad != "" {
+						t.Errorf("%s: %s", route.Pattern, bad)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A route that the guard does not stand before must be noticed: its cells turn red.
+func TestTheMatrixNoticesAMissingGuard(t *testing.T) {
+	t.Parallel()
+	for _, route := range leaseRoutes((&API{}).Routes()) {
+		if route.Lease == LeaseBatch {
+			continue // each lease is judged in its transaction
+		}
+		t.Run(route.Pattern, func(t *testing.T) {
+			t.Parallel()
+			unguarded := func(a *API) []Route {
+				routes := a.Routes()
+				for i := range routes {
+					if routes[i].Pattern == route.Pattern {
+						routes[i].Lease = NoLease
+					}
+				}
+				return routes
+			}
+			red := 0
+			s := newStage(t, "sqlite:"+t.TempDir()+"/m.db", unguarded)
+			for _, w := range ways()[:3] {
+				token, ref := w.spoil(s)
+				if s.cell(route, w, token, ref) != "" {
+					red++
+				}
+			}
+			if red == 0 {
+				t.Error("no cell turned red without the guard")
+			}
+		})
+	}
+}
+
+// The exact tuple is accepted, so that the refusals of the matrix mean something.
+func TestTheExactTupleIsAccepted(t *testing.T) {
+	t.Parallel()
+	for _, route := range leaseRoutes((&API{}).Routes()) {
+		t.Run(route.Pattern, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, "sqlite:"+t.TempDir()+"/m.db", all)
+			s.upload(route.Pattern)
+			status, body := s.send(s.tokens["a"], matrixRows(s)[route.Pattern](s.lease))
+			switch {
+			case route.Pattern == protocol.RouteRestoreArtifact: // nothing is restored by this job
+				if status != http.StatusNotFound || strings.Contains(string(body), "lease") {
+					t.Errorf("answered %d %s", status, body)
+				}
+			case status < 200 || status > 299:
+				t.Errorf("answered %d %s", status, body)
+			}
+		})
+	}
+}
+
+// upload opens a session, and for sealing also sends its part.
+func (s *stage) upload(pattern string) {
+	if pattern != protocol.RouteSignParts && pattern != protocol.RouteSealArtifact {
+		return
+	}
+	content := []byte("artifact")
+	sum := sha256.Sum256(content)
+	h, err := s.engine.Hold(s.ctx, s.ids["a"], s.lease, "test", engine.ActiveOnly)
+	s.must(err)
+	in := protocol.NewArtifact{RequestID: "up", Name: "out", Size: int64(len(content)), Digest: "sha256:" + hex.EncodeToString(sum[:]), Files: 1, Bytes: 8}
+	got, err := s.api.Artifacts.Begin(s.ctx, h, in, "digest")
+	s.must(err)
+	s.artifact = got.ID
+	if pattern != protocol.RouteSealArtifact {
+		return
+	}
+	signed, err := s.api.Artifacts.Sign(s.ctx, h, got.ID, []protocol.ArtifactPart{{Number: 1, Size: 8, Digest: in.Digest}})
+	s.must(err)
+	req := httptest.NewRequestWithContext(s.ctx, signed.URLs[0].Method, signed.URLs[0].URL, bytes.NewReader(content))
+	for k, v := range signed.URLs[0].Header {
+		req.Header.Set(k, v)
+	}
+	w := httptest.NewRecorder()
+	s.api.Blob.(*fs.Store).Handler(nil).ServeHTTP(w, req)
+	if w.Code > 299 {
+		s.t.Fatalf("upload: %d %s", w.Code, w.Body)
+	}
+}
