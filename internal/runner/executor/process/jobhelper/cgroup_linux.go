@@ -4,9 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -30,7 +27,7 @@ type Group struct {
 func (g Group) Make() error {
 	var err error
 	for range 10 {
-		if err = os.Mkdir(filepath.Dir(g.Dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err = os.Mkdir(parent(g.Dir), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 		if err = os.Mkdir(g.Dir, 0o755); !errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +39,7 @@ func (g Group) Make() error {
 
 // Child is the group with the name inside g.
 func (g Group) Child(name string) Group {
-	return Group{Version: g.Version, Dir: filepath.Join(g.Dir, name)}
+	return Group{Version: g.Version, Dir: g.Dir + "/" + name}
 }
 
 // Exists reports whether the group is there.
@@ -55,13 +52,13 @@ func (g Group) Exists() bool {
 func (g Group) PIDs() []int {
 	var pids []int
 	for _, dir := range g.dirs() {
-		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		b, err := os.ReadFile(dir + "/cgroup.procs")
 		if err != nil {
 			continue
 		}
-		for _, line := range strings.Fields(string(b)) {
+		for _, line := range fields(string(b)) {
 			// 0 is a process of another pid namespace, which has no number here.
-			if pid, err := strconv.Atoi(line); err == nil && pid > 0 {
+			if pid, ok := atoi(line); ok && pid > 0 {
 				pids = append(pids, pid)
 			}
 		}
@@ -100,14 +97,14 @@ func (g Group) Procs() []Proc {
 // that does not exist is empty.
 func (g Group) Empty() bool {
 	if g.Version == CgroupV2 {
-		b, err := os.ReadFile(filepath.Join(g.Dir, "cgroup.events"))
+		b, err := os.ReadFile(g.Dir + "/cgroup.events")
 		if err != nil {
 			return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV)
 		}
-		return strings.Contains(string(b), "populated 0")
+		return populated(string(b)) == "0"
 	}
 	for _, dir := range g.dirs() {
-		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		b, err := os.ReadFile(dir + "/cgroup.procs")
 		if err == nil && len(b) > 0 {
 			return false
 		}
@@ -119,14 +116,14 @@ func (g Group) Empty() bool {
 // away. It does not wait until they are gone.
 func (g Group) Kill() {
 	if g.Version == CgroupV2 {
-		_ = os.WriteFile(filepath.Join(g.Dir, "cgroup.kill"), []byte("1"), 0)
+		_ = os.WriteFile(g.Dir+"/cgroup.kill", []byte("1"), 0)
 		return
 	}
-	state := filepath.Join(g.Dir, "freezer.state")
+	state := g.Dir + "/freezer.state"
 	_ = os.WriteFile(state, []byte("FROZEN"), 0)
 	for range 50 { // a process in an uninterruptible sleep delays FROZEN; do not wait for it for ever
 		b, err := os.ReadFile(state)
-		if err != nil || strings.HasPrefix(string(b), "FROZEN") {
+		if err != nil || string(b) == "FROZEN\n" {
 			break
 		}
 		time.Sleep(time.Millisecond)
@@ -154,23 +151,46 @@ func (g Group) Remove() error {
 		}
 		time.Sleep(time.Millisecond) // the kernel still counts processes that have just ended
 	}
-	if err == nil && filepath.Base(filepath.Dir(g.Dir)) == "forgeci" {
-		_ = syscall.Rmdir(filepath.Dir(g.Dir))
+	if err == nil && hasSuffix(parent(g.Dir), "/forgeci") {
+		_ = syscall.Rmdir(parent(g.Dir))
 	}
 	return err
 }
 
 // dirs returns the group's directory and those inside it, parents first.
 func (g Group) dirs() []string {
-	var dirs []string
-	_ = filepath.WalkDir(g.Dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return nil
+	dirs := []string{g.Dir}
+	for i := 0; i < len(dirs); i++ {
+		entries, _ := os.ReadDir(dirs[i]) // one that is gone has none
+		for _, e := range entries {
+			if e.IsDir() {
+				dirs = append(dirs, dirs[i]+"/"+e.Name())
+			}
 		}
-		if d.IsDir() {
-			dirs = append(dirs, path)
-		}
-		return nil
-	})
+	}
 	return dirs
+}
+
+// populated is the value of the line "populated" of cgroup.events.
+func populated(events string) string {
+	f := fields(events)
+	for i := 0; i+1 < len(f); i += 2 {
+		if f[i] == "populated" {
+			return f[i+1]
+		}
+	}
+	return ""
+}
+
+// parent is the directory that holds the absolute path.
+func parent(path string) string {
+	i := len(path) - 1
+	for i > 0 && path[i] != '/' {
+		i--
+	}
+	return path[:max(i, 1)]
+}
+
+func hasSuffix(s, suffix string) bool {
+	return len(s) >= len(suffix) && s[len(s)-len(suffix):] == suffix
 }

@@ -3,10 +3,7 @@ package jobhelper
 import (
 	"errors"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -14,10 +11,12 @@ import (
 
 // helper is the state of one helper process.
 type helper struct {
-	self  int
-	null  int    // /dev/null, the stdin of every step
-	group *Group // the job's cgroup, nil where there is none; set once before the first step
-	wake  chan struct{}
+	self int
+	null int // /dev/null, the stdin of every step
+	// signals are those that are to be set to their defaults for each fork.
+	signals []uintptr
+	group   *Group // the job's cgroup, nil where there is none; set once before the first step
+	wake    chan struct{}
 
 	mu       sync.Mutex // guards what follows, and the socket's sending side
 	idle     bool       // wait said that there is no child, and none was started since
@@ -53,11 +52,7 @@ func serve() int {
 	// Processes are started from this thread: its signal mask is theirs, and
 	// under cgroup v1 it enters the step's group for the time of the fork.
 	runtime.LockOSThread()
-	defaultSignals()
-	// Caught, not ignored: an ignored signal would stay ignored in the steps. A
-	// signal to the whole group or service must not end the helper before the job.
-	signal.Notify(make(chan os.Signal, 1))
-	unblockSignals()
+	signals := ignoreSignals()
 	inheritNothing(controlFD)
 	syscall.Umask(0o022)
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
@@ -71,7 +66,7 @@ func serve() int {
 	if err != nil {
 		return 1
 	}
-	h := &helper{self: os.Getpid(), null: null, wake: make(chan struct{}, 1), idle: true, asked: map[procID]bool{}}
+	h := &helper{self: os.Getpid(), null: null, signals: signals, wake: make(chan struct{}, 1), idle: true, asked: map[procID]bool{}}
 	go h.reap()
 	for {
 		m, fds, err := control(controlFD).receive()
@@ -142,7 +137,7 @@ func (h *helper) start(m *Message, fds []int) {
 		attr.Sys.Credential = &syscall.Credential{Uid: m.User.UID, Gid: m.User.GID, Groups: m.User.Groups}
 	}
 	if h.group != nil {
-		g := h.group.Child("step-" + strconv.Itoa(int(m.Seq)))
+		g := h.group.Child("step-" + itoa(int(m.Seq)))
 		if err := g.Make(); err != nil {
 			fail("make cgroup", err)
 			return
@@ -159,7 +154,10 @@ func (h *helper) start(m *Message, fds []int) {
 		return
 	}
 	st.begun = time.Now()
+	setSignals(h.signals, signalDefault)
+	unblockSignals()
 	pid, err := h.fork(m.Argv, attr, st.group)
+	setSignals(h.signals, signalIgnore)
 	if err == nil {
 		st.pid, h.step, h.idle = pid, st, false
 		// Before reap can tell of its end.
@@ -187,12 +185,12 @@ func (h *helper) fork(argv []string, attr *syscall.ProcAttr, g *Group) (int, err
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, dir
 		return syscall.ForkExec(argv[0], argv, attr)
 	}
-	home := filepath.Dir(filepath.Dir(h.group.Dir))
-	if err := os.WriteFile(filepath.Join(g.Dir, "tasks"), []byte("0"), 0); err != nil {
+	home := parent(parent(h.group.Dir))
+	if err := os.WriteFile(g.Dir+"/tasks", []byte("0"), 0); err != nil {
 		return 0, err
 	}
 	pid, err := syscall.ForkExec(argv[0], argv, attr)
-	if e := os.WriteFile(filepath.Join(home, "tasks"), []byte("0"), 0); e != nil && err == nil {
+	if e := os.WriteFile(home+"/tasks", []byte("0"), 0); e != nil && err == nil {
 		// This thread would be frozen with the job: better no job.
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		return 0, e

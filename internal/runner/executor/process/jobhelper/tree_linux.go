@@ -1,11 +1,8 @@
 package jobhelper
 
 import (
-	"bytes"
 	"os"
-	"strconv"
 	"syscall"
-	"unsafe"
 )
 
 // Proc is one process as /proc showed it.
@@ -21,24 +18,28 @@ func (p Proc) Dead() bool { return p.State == 'Z' || p.State == 'X' }
 
 // ReadProc reads /proc/PID/stat.
 func ReadProc(pid int) (Proc, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	b, err := os.ReadFile("/proc/" + itoa(pid) + "/stat")
 	if err != nil {
 		return Proc{}, err
 	}
 	// The command's name is in parentheses and may hold anything.
-	i := bytes.LastIndexByte(b, ')')
-	if i < 0 {
-		return Proc{}, syscall.ESRCH
+	i := len(b) - 1
+	for i >= 0 && b[i] != ')' {
+		i--
 	}
-	f := bytes.Fields(b[i+1:])
-	if len(f) < 20 {
+	f := fields(string(b[i+1:]))
+	if i < 0 || len(f) < 20 {
 		return Proc{}, syscall.ESRCH
 	}
 	p := Proc{PID: pid, State: f[0][0]}
-	p.PPID, _ = strconv.Atoi(string(f[1]))
-	p.Session, _ = strconv.Atoi(string(f[3]))
-	p.Start, err = strconv.ParseUint(string(f[19]), 10, 64)
-	return p, err
+	p.PPID, _ = atoi(f[1])
+	p.Session, _ = atoi(f[3])
+	start, ok := atoi(f[19])
+	if !ok {
+		return Proc{}, syscall.ESRCH
+	}
+	p.Start = uint64(start)
+	return p, nil
 }
 
 // Processes lists all processes that /proc shows. A process that starts or ends
@@ -55,8 +56,8 @@ func Processes() ([]Proc, error) {
 	}
 	procs := make([]Proc, 0, len(names))
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
+		pid, ok := atoi(name)
+		if !ok {
 			continue
 		}
 		if p, err := ReadProc(pid); err == nil {
@@ -186,30 +187,50 @@ func inheritNothing(first int) {
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
 	for _, name := range names {
-		if fd, err := strconv.Atoi(name); err == nil && fd >= first {
+		if fd, ok := atoi(name); ok && fd >= first {
 			syscall.CloseOnExec(fd)
 		}
 	}
 }
 
-// defaultSignals gives every signal that this process inherited as ignored its
-// default action, so that the steps start with defaults.
-func defaultSignals() {
-	type sigaction struct{ handler, flags, restorer, mask uintptr }
-	const ignored, maxSignal, setSize = 1, 64, 8
-	for sig := uintptr(1); sig <= maxSignal; sig++ {
-		var now, def sigaction
-		_, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, 0, uintptr(unsafe.Pointer(&now)), setSize, 0, 0)
-		if errno == 0 && now.handler == ignored {
-			_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&def)), 0, setSize, 0, 0)
+// The following would be in strconv and strings, which this package cannot use
+// (see the package comment).
+
+// atoi reads a decimal number without a sign.
+func atoi(s string) (n int, ok bool) {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' || n > (1<<63-1)/10-1 {
+			return 0, false
+		}
+		n = n*10 + int(s[i]-'0')
+	}
+	return n, len(s) > 0
+}
+
+// itoa writes a number that is not negative.
+func itoa(n int) string {
+	var b [20]byte
+	i := len(b)
+	for {
+		i--
+		b[i] = byte('0' + n%10)
+		if n /= 10; n == 0 {
+			return string(b[i:])
 		}
 	}
 }
 
-// unblockSignals clears the calling thread's signal mask; a process started by
-// this thread inherits it.
-func unblockSignals() {
-	const setMask, setSize = 2, 8
-	var none uint64
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, setMask, uintptr(unsafe.Pointer(&none)), 0, setSize, 0, 0)
+// fields splits s at spaces and newlines.
+func fields(s string) []string {
+	var f []string
+	for begin, i := -1, 0; i <= len(s); i++ {
+		space := i == len(s) || s[i] == ' ' || s[i] == '\n'
+		switch {
+		case space && begin >= 0:
+			f, begin = append(f, s[begin:i]), -1
+		case !space && begin < 0:
+			begin = i
+		}
+	}
+	return f
 }
