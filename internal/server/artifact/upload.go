@@ -247,14 +247,16 @@ func (s *Service) Sign(ctx context.Context, held engine.Held, id string, parts [
 		if a, err = own(ctx, tx, held, id); err != nil {
 			return false, err
 		}
+		if current, err := s.current(ctx, tx, ref, now); err != nil || !current {
+			return false, err
+		}
 		if a.State != store.ArtifactOpen {
 			return false, ci.Errorf(ci.ErrConflict, "artifact %q takes no more parts: it is %s", a.Name, a.State)
 		}
 		if rows, err = planned(a, parts); err != nil {
 			return false, err
 		}
-		fresh, err := tx.InsertArtifactParts(ctx, ref, id, rows, now)
-		if err != nil {
+		if _, err := tx.InsertArtifactParts(ctx, ref, id, rows, now); err != nil {
 			return false, err
 		}
 		known, err := tx.ArtifactParts(ctx, id)
@@ -272,12 +274,7 @@ func (s *Service) Sign(ctx context.Context, held engine.Held, id string, parts [
 				return false, ci.Errorf(ci.ErrConflict, "part %d of artifact %q was announced with other bytes", r.Number, a.Name)
 			}
 		}
-		if fresh > 0 {
-			return present == len(rows), nil
-		}
-		// Nothing was inserted: the statement's own fence has not spoken.
-		current, err := s.current(ctx, tx, ref, now)
-		return current && present == len(rows), err
+		return present == len(rows), nil
 	})
 	if err != nil {
 		return none, err
@@ -364,8 +361,8 @@ func (s *Service) Seal(ctx context.Context, held engine.Held, id string, parts [
 	case store.ArtifactSealed:
 		return nil
 	case store.ArtifactOpen:
-	default:
-		return missing(id)
+	default: // abandoned: its attempt has ended
+		return s.fenced(ctx, ref, func(*store.Tx, int64) (bool, error) { return false, nil })
 	}
 	rows, err := planned(a, parts)
 	if err != nil {
