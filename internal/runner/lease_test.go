@@ -380,3 +380,39 @@ func TestEndedSessionIsOpenedAgain(t *testing.T) {
 		}
 	})
 }
+
+// A server that refuses every claim is not hammered.
+func TestRefusedClaimsAreNotRepeatedInATightLoop(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		s.fault = func(route string, _ int) string {
+			if route == protocol.RouteClaim {
+				return "400"
+			}
+			return ""
+		}
+		r.start()
+		time.Sleep(10 * time.Minute)
+		if n := s.count(protocol.RouteClaim); n > 200 {
+			t.Errorf("%d claims in ten minutes", n)
+		}
+		r.drain()
+	})
+}
+
+// Idle, the runner holds one poll and says nothing else.
+func TestIdleRunnerHoldsOnePoll(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		r.config.Slots = 8
+		r.start()
+		time.Sleep(10*time.Minute + time.Second)
+		if n := s.count(protocol.RouteClaim); n != 21 {
+			t.Errorf("%d polls in ten minutes", n)
+		}
+		if n := s.count(protocol.RouteHeartbeat); n != 0 {
+			t.Errorf("%d heartbeats without a lease", n)
+		}
+		r.drain()
+	})
+}

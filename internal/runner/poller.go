@@ -61,6 +61,7 @@ func (p *poller) run(ctx context.Context) error {
 }
 
 func (p *poller) ask(ctx context.Context) error {
+	var wait backoff
 	for ctx.Err() == nil {
 		opened, err := p.open(ctx)
 		if err != nil {
@@ -68,11 +69,18 @@ func (p *poller) ask(ctx context.Context) error {
 		}
 		p.session.Store(&opened)
 		p.opened(opened)
+		began := time.Now()
 		err = p.claims(ctx, opened)
 		if ctx.Err() != nil {
 			return nil
 		}
 		p.log.WarnContext(ctx, "session ended: opening another", slog.Any("error", err))
+		if time.Since(began) > time.Minute {
+			wait.reset()
+		}
+		if pause(ctx, wait.delay(err)) != nil {
+			return nil
+		}
 	}
 	return nil
 }
