@@ -107,10 +107,12 @@ func analyse(nodes []Node) (needs [][]int, rank []int) {
 	needs = make([][]int, len(nodes))
 	users := make([][]int, len(nodes))
 	open := make([]int, len(nodes))
+	taken := make([]int, len(nodes)) // by which node, plus 1, a need was last taken
 	for i, n := range nodes {
 		for _, id := range n.Needs {
 			j, ok := index[id]
-			if ok && j != i && !slices.Contains(needs[i], j) {
+			if ok && j != i && taken[j] != i+1 {
+				taken[j] = i + 1
 				needs[i] = append(needs[i], j)
 				users[j] = append(users[j], i)
 			}
