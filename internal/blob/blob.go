@@ -44,13 +44,18 @@ type Store interface {
 	// Parts lists the parts the store holds.
 	Parts(ctx context.Context, up Upload) ([]Part, error)
 	// Seal completes the upload from parts 1..len(parts), verifies the size and
-	// the SHA-256 of the whole content, and makes it visible. It may be repeated
-	// after a lost answer. A whole that does not verify is ErrDigest, is removed,
-	// and can never become visible. A sealed object cannot be overwritten.
+	// the content's identity, and makes it visible. It may be repeated after a
+	// lost answer. The identity is the list of parts, each verified by the store
+	// by its SHA-256 (ErrConflict if another is stored or none), and the SHA-256
+	// of the whole: verified by fs always, by s3 for a single part, and in any
+	// case by whoever reads the object (docs/decisions/0004). A whole that does
+	// not verify is ErrDigest, is removed, and can never become visible. A sealed
+	// object cannot be overwritten.
 	Seal(ctx context.Context, up Upload, parts []Part) error
 	// Abort removes an upload that was not sealed and its parts; repeatable.
 	Abort(ctx context.Context, up Upload) error
-	// Uploads lists open uploads whose key begins with prefix, oldest first.
+	// Uploads lists open uploads whose key begins with prefix, oldest first; Size
+	// and SHA256 may be zero, Key and ID are enough for Abort.
 	Uploads(ctx context.Context, prefix string) ([]Upload, error)
 
 	// GetURL returns a URL from which a client reads the whole object until
