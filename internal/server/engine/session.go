@@ -135,6 +135,9 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 	}
 	if session.State != "ended" {
 		e.fleet.add(session, served)
+		// A job that was submitted between the commit and this line was held, since
+		// nobody seemed to serve it.
+		e.poke()
 	}
 	opened.Session = session.ID
 	return opened, nil
