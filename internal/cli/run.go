@@ -201,6 +201,7 @@ func (a *app) sumUp(runs []protocol.Run, cfg *runConfig) error {
 type private struct {
 	client *protocol.Client
 	child  *child
+	logs   *os.File
 	dir    string
 }
 
@@ -219,14 +220,12 @@ func (a *app) startPrivate(ctx context.Context, cfg *runConfig) (*private, error
 		p.close()
 		return nil, err
 	}
-	logs, err := os.OpenFile(filepath.Join(dir, "server.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
-	if err != nil {
+	if p.logs, err = os.OpenFile(filepath.Join(dir, "server.log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600); err != nil {
 		return fail(ci.Errorf(ci.ErrUnavailable, "no temporary file").WithCause(err))
 	}
-	defer logs.Close()
-	var out io.Writer = logs
+	var out io.Writer = p.logs
 	if cfg.debug {
-		out = io.MultiWriter(logs, a.err)
+		out = io.MultiWriter(p.logs, a.err)
 	}
 	address := filepath.Join(dir, "address")
 	args := []string{
@@ -247,14 +246,14 @@ func (a *app) startPrivate(ctx context.Context, cfg *runConfig) (*private, error
 		}
 		select {
 		case <-p.child.exited:
-			return fail(ci.Errorf(ci.ErrUnavailable, "the private server did not start:\n%s", lastLines(logs.Name())))
+			return fail(ci.Errorf(ci.ErrUnavailable, "the private server did not start:\n%s", lastLines(p.logs.Name())))
 		default:
 		}
 		if pause(bounded, 5*time.Millisecond) != nil {
 			if cause := context.Cause(ctx); cause != nil {
 				return fail(cause)
 			}
-			return fail(ci.Errorf(ci.ErrUnavailable, "the private server did not start within %s:\n%s", startBound, lastLines(logs.Name())))
+			return fail(ci.Errorf(ci.ErrUnavailable, "the private server did not start within %s:\n%s", startBound, lastLines(p.logs.Name())))
 		}
 	}
 }
@@ -274,6 +273,9 @@ func (p *private) close() {
 	}
 	if p.child != nil {
 		p.child.end(context.Background(), privateDrain)
+	}
+	if p.logs != nil {
+		p.logs.Close()
 	}
 	_ = os.RemoveAll(p.dir) // a temporary directory
 }
