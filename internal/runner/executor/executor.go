@@ -44,7 +44,8 @@ type Job struct {
 	Grace time.Duration
 }
 
-// Sandbox is where the steps of one job run, one after the other.
+// Sandbox is where the steps of one job run, one after the other. Its methods
+// wait for each other: to stop a step, end the context of its Run, then Close.
 type Sandbox interface {
 	// Run runs one step and returns when its main process has ended, its output
 	// is read or the drain grace is over. When ctx is done the step's processes

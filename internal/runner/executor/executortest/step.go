@@ -27,7 +27,11 @@ func (s suite) exitCodes(t *testing.T) {
 		code   int
 		signal string
 	}{
-		{"exit 0", 0, ""}, {"exit 1", 1, ""}, {"exit 3", 3, ""}, {"exit 77", 77, ""}, {"exit 255", 255, ""},
+		{"exit 0", 0, ""},
+		{"exit 1", 1, ""},
+		{"exit 3", 3, ""},
+		{"exit 77", 77, ""},
+		{"exit 255", 255, ""},
 		{"exit 137", 137, ""}, // said by the script itself: no signal
 		{"no-such-command-here", 127, ""},
 		{"/dev/null", 126, ""},

@@ -46,17 +46,37 @@ func trackings() []Tracking {
 	return []Tracking{TrackCgroup2, TrackCgroup1, TrackSubreaper}
 }
 
+func contract(opts Options) executortest.Config {
+	return executortest.Config{
+		New:  func(t *testing.T) executor.Executor { return newExecutor(t, opts) },
+		User: opts.User, DrainGrace: testDrain,
+	}
+}
+
 func TestContract(t *testing.T) {
 	for _, tracking := range trackings() {
 		t.Run(string(tracking), func(t *testing.T) {
-			executortest.Run(t, executortest.Config{
-				New: func(t *testing.T) executor.Executor {
-					return newExecutor(t, Options{Tracking: tracking})
-				},
-				DrainGrace: testDrain,
-			})
+			executortest.Run(t, contract(Options{Tracking: tracking}))
 		})
 	}
+}
+
+// The cases by their names, once more with the means that a runner finds itself.
+
+func TestCase_CAN_01_ProcessTree(t *testing.T) {
+	executortest.RunCase(t, contract(Options{}), "CAN_01")
+}
+
+func TestCase_CAN_03_BackgroundChild(t *testing.T) {
+	executortest.RunCase(t, contract(Options{}), "CAN_03")
+}
+
+func TestCase_CAN_04_StepIgnoresSIGTERM(t *testing.T) {
+	executortest.RunCase(t, contract(Options{}), "CAN_04")
+}
+
+func TestCase_YAML_11_WhichFailureCounts(t *testing.T) {
+	executortest.RunCase(t, contract(Options{}), "YAML_11")
 }
 
 // jobUser is a user that need not exist: numbers are enough.
@@ -70,12 +90,7 @@ func TestContractWithJobUser(t *testing.T) {
 		wantKind(t, err, ci.ErrForbidden)
 		return
 	}
-	executortest.Run(t, executortest.Config{
-		New: func(t *testing.T) executor.Executor {
-			return newExecutor(t, Options{User: jobUser()})
-		},
-		User: jobUser(), DrainGrace: testDrain,
-	})
+	executortest.Run(t, contract(Options{User: jobUser()}))
 }
 
 // The tests run again as a user who can write no cgroup, which is how most
@@ -94,7 +109,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The test binary lies in a private directory; the link leads to the file itself.
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run=^Test", "-test.timeout=120s")
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.v", "-test.run=^Test[^C]|^TestC[^a]", "-test.timeout=120s")
 	cmd.Dir = "/"
 	cmd.Env = []string{"TMPDIR=" + dir, "PATH=" + os.Getenv("PATH")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
