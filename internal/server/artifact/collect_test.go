@@ -44,7 +44,7 @@ func (w *world) interleave(rt *rapid.T) {
 	var ups []*uploader
 	for i := range rapid.IntRange(1, 3).Draw(rt, "uploaders") {
 		ref := w.job("app")
-		w.Renew(ref, 1000*time.Hour)
+		w.Renew(ref, 100_000*time.Hour)
 		ups = append(ups, &uploader{ref: ref, held: w.held(ref), content: fmt.Appendf(nil, "content %d of %s", i, ref.Job)})
 	}
 	refused := func(u *uploader, err error) {
@@ -71,7 +71,7 @@ func (w *world) interleave(rt *rapid.T) {
 				rt.Fatal(err)
 			}
 		case "time":
-			w.Advance(time.Duration(rapid.IntRange(1, 50).Draw(rt, "hours")) * time.Hour)
+			w.Advance(time.Duration(rapid.SampledFrom([]int{1, 13, 200, 800}).Draw(rt, "hours")) * time.Hour)
 		case "retry":
 			w.retry(rt, u)
 		}
@@ -113,7 +113,21 @@ func (w *world) goOn(rt *rapid.T, ctx context.Context, node *artifact.Service, u
 			u.step = 2
 		}
 	case 2:
+		// The world does not wait for a seal that is under way.
+		meanwhile := func() {
+			if !u.ended && rapid.Bool().Draw(rt, "lease ends") {
+				w.End(u.ref, func(context.Context, *store.Tx) error { return nil })
+				u.ended = true
+			}
+			if rapid.Bool().Draw(rt, "collector runs") {
+				if err := node.Collect(ctx); err != nil {
+					rt.Fatal(err)
+				}
+			}
+		}
+		w.during, w.after = meanwhile, meanwhile
 		err := node.Seal(ctx, u.held, u.id, one(u.content))
+		w.during, w.after = nil, nil
 		check(u, err)
 		if err == nil {
 			u.step = 3
@@ -161,6 +175,11 @@ func (w *world) fsck(rt *rapid.T, ups []*uploader) {
 	for _, u := range ups {
 		if u.step < 3 {
 			continue
+		}
+		if !u.done { // held by the run that made it
+			if _, err := w.blob.Stat(w.t.Context(), w.key(u)); err != nil {
+				rt.Fatalf("the bytes of an unfinished run are gone: %v", err)
+			}
 		}
 		r, err := w.svc.Open(w.t.Context(), w.viewer, u.id)
 		if errors.Is(err, ci.ErrGone) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"forgeci/internal/blob"
 	"forgeci/internal/blob/fs"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -35,6 +36,28 @@ type world struct {
 	guard  *engine.Engine
 	viewer auth.Viewer
 	cfg    artifact.Config
+	// during runs while the store seals an upload, before it becomes visible;
+	// after when it has.
+	during, after func()
+}
+
+// sealing is the store with the test's hooks.
+type sealing struct {
+	*fs.Store
+	w *world
+}
+
+func (s sealing) Seal(ctx context.Context, up blob.Upload, parts []blob.Part) error {
+	if during := s.w.during; during != nil {
+		s.w.during = nil
+		during()
+	}
+	err := s.Store.Seal(ctx, up, parts)
+	if after := s.w.after; after != nil {
+		s.w.after = nil
+		after()
+	}
+	return err
 }
 
 func each(t *testing.T, run func(*testing.T, *world)) {
@@ -64,7 +87,7 @@ func newWorld(t testing.TB, sw *storetest.World) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.cfg = artifact.Config{Store: sw.Store, Blob: dir, Log: sw.Log}
+	w.cfg = artifact.Config{Store: sw.Store, Blob: sealing{dir, w}, Log: sw.Log}
 	w.svc = artifact.New(w.cfg)
 	return w
 }
