@@ -334,8 +334,19 @@ func explain(j protocol.JobSummary) string {
 	case j.Conclusion == ci.ConclusionAborted:
 		return fmt.Sprintf("%s was aborted and what it did outside is uncertain: %s.", j.Name, j.Detail)
 	case j.Detail != "":
-		return fmt.Sprintf("%s ended %s after %d attempts: %s.", j.Name, j.Conclusion, j.Attempts, j.Detail)
+		return fmt.Sprintf("%s ended: %s%s: %s.", j.Name, j.Conclusion, afterAttempts(j.Attempts), j.Detail)
 	default:
-		return fmt.Sprintf("%s ended %s after %d attempts.", j.Name, j.Conclusion, j.Attempts)
+		return fmt.Sprintf("%s ended: %s%s.", j.Name, j.Conclusion, afterAttempts(j.Attempts))
+	}
+}
+
+func afterAttempts(n int64) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return " in its first attempt"
+	default:
+		return fmt.Sprintf(" after %d attempts", n)
 	}
 }
