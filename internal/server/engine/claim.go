@@ -64,6 +64,9 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 				return e.ticket(ctx, *op.lease)
 			}
 		}
+		if req.Wait.Std() <= 0 {
+			return nil, nil // a claim that does not wait looks once
+		}
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()

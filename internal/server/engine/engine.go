@@ -52,6 +52,11 @@ type Config struct {
 	EvalIf func(expr string, c Condition) (bool, error)
 	// URL is where people reach the server, for links.
 	URL string
+	// Gather, when set and Run is not running, is called when a request of a hot
+	// use case has been handed over and before all that have been are applied in
+	// one transaction: the simulation, which has one thread, makes other calls in
+	// it, so that merges are reached too. nil: each call is applied at once.
+	Gather func()
 }
 
 // Condition is what a job's if may look at.

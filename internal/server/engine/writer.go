@@ -19,6 +19,7 @@ type writer struct {
 	in      chan *request
 	running atomic.Bool
 	mu      sync.Mutex // serialises transactions while the loop is not running
+	waiting []*request // handed over while the loop is not running; guarded by mu
 	stopped chan struct{}
 }
 
@@ -48,9 +49,7 @@ func newWriter(e *Engine) *writer {
 // outcome is unknown to the caller, as after a lost reply; repeating is safe.
 func (w *writer) do(ctx context.Context, r *request) error {
 	if !w.running.Load() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.apply(ctx, []*request{r})
+		w.doNow(ctx, r)
 		return r.err
 	}
 	select {
@@ -73,6 +72,23 @@ func (w *writer) do(ctx context.Context, r *request) error {
 			return errStopping()
 		}
 	}
+}
+
+// doNow applies a request without the loop, with those that Gather brought.
+func (w *writer) doNow(ctx context.Context, r *request) {
+	if w.e.Gather != nil {
+		w.mu.Lock()
+		w.waiting = append(w.waiting, r)
+		w.mu.Unlock()
+		w.e.Gather()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	batch := []*request{r}
+	if w.e.Gather != nil {
+		batch, w.waiting = w.waiting, nil
+	}
+	w.flush(ctx, batch)
 }
 
 func errStopping() error {

@@ -30,7 +30,30 @@ type Options struct {
 	// MaxConns bounds PostgreSQL connections; 0 means 16.
 	MaxConns int
 	Log      *slog.Logger
+	// Fault, when set, is asked at each Point of each transaction; an error it
+	// returns is what the database says there. For tests and simulation that own
+	// the failures, as Now is for those that own the clock.
+	Fault func(Point) error
 }
+
+// Point is a moment in a transaction's life at which Options.Fault is asked.
+type Point string
+
+// Points.
+const (
+	// PointRead is before a transaction that only reads.
+	PointRead Point = "read"
+	// PointBegin is before a transaction that writes.
+	PointBegin Point = "begin"
+	// PointCommit is before its commit: an error rolls it back.
+	PointCommit Point = "commit"
+	// PointCommitted is behind its commit: an error leaves it stored.
+	PointCommitted Point = "committed"
+)
+
+// ErrSerialization is what Options.Fault returns for a transaction that the
+// database asks to run again: a deadlock's victim, a busy database.
+var ErrSerialization = errors.New("the transaction has to be run again")
 
 // Store is an open database. It is safe for concurrent use. On SQLite all write
 // transactions pass through one connection, one after the other.
@@ -39,6 +62,7 @@ type Store struct {
 	write *sql.DB
 	read  *sql.DB
 	now   func() int64
+	fault func(Point) error
 	log   *slog.Logger
 
 	stmts    statements
@@ -62,7 +86,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{d: d, now: o.Now, log: o.Log, stmts: stmts, prepared: map[prepKey]*sql.Stmt{}}
+	s := &Store{d: d, now: o.Now, fault: o.Fault, log: o.Log, stmts: stmts, prepared: map[prepKey]*sql.Stmt{}}
 	if s.write, s.read, err = d.open(o); err != nil {
 		return nil, err
 	}
@@ -116,8 +140,8 @@ const maxTries = 8
 // the error is ErrUnavailable and the caller's own idempotency decides.
 func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 	for try := 1; ; try++ {
-		err := s.once(ctx, s.write, &sql.TxOptions{}, fn)
-		if err == nil || try == maxTries || !s.d.retryable(err) {
+		err := s.once(ctx, s.write, false, fn)
+		if err == nil || try == maxTries || !s.retryable(err) {
 			return s.wrap(err)
 		}
 		if err := sleep(ctx, time.Duration(try)*time.Duration(1+rand.Int64N(int64(4*time.Millisecond)))); err != nil {
@@ -129,11 +153,18 @@ func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 // Read runs fn in a read-only transaction: it sees one state of the database on
 // SQLite and, statement by statement, committed states on PostgreSQL.
 func (s *Store) Read(ctx context.Context, fn func(*Tx) error) error {
-	return s.wrap(s.once(ctx, s.read, &sql.TxOptions{ReadOnly: s.d.readOnlyTx}, fn))
+	return s.wrap(s.once(ctx, s.read, true, fn))
 }
 
-func (s *Store) once(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(*Tx) error) (err error) {
-	tx, err := db.BeginTx(ctx, o)
+func (s *Store) once(ctx context.Context, db *sql.DB, reads bool, fn func(*Tx) error) (err error) {
+	begin, commit, committed := PointBegin, PointCommit, PointCommitted
+	if reads {
+		begin, commit, committed = PointRead, "", ""
+	}
+	if err := s.failAt(begin); err != nil {
+		return err
+	}
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: reads && s.d.readOnlyTx})
 	if err != nil {
 		return err
 	}
@@ -147,7 +178,25 @@ func (s *Store) once(ctx context.Context, db *sql.DB, o *sql.TxOptions, fn func(
 		_ = tx.Rollback()
 		return err
 	}
-	return tx.Commit()
+	if err := s.failAt(commit); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	return s.failAt(committed)
+}
+
+func (s *Store) failAt(p Point) error {
+	if s.fault == nil || p == "" {
+		return nil
+	}
+	return s.fault(p)
+}
+
+func (s *Store) retryable(err error) bool {
+	return errors.Is(err, ErrSerialization) || s.d.retryable(err)
 }
 
 // Now returns the database's time in microseconds, as it is at this moment: call
@@ -270,7 +319,7 @@ func (s *Store) wrap(err error) error {
 	if s.d.full(err) {
 		return ci.Errorf(ci.ErrUnavailable, "the database has no space left: free space on its volume; nothing of this request was stored").WithCause(err)
 	}
-	if s.d.retryable(err) || s.d.away(err) || strings.Contains(err.Error(), "sql: database is closed") {
+	if s.retryable(err) || s.d.away(err) || strings.Contains(err.Error(), "sql: database is closed") {
 		return ci.Errorf(ci.ErrUnavailable, "the database is not available; try again").WithCause(err)
 	}
 	return err
