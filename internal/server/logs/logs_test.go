@@ -1,6 +1,7 @@
 package logs_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -751,4 +752,65 @@ func (f *flipped) Open(ctx context.Context, key string, at, n int64) (io.ReadClo
 		b[i] ^= 1
 	}
 	return io.NopCloser(strings.NewReader(string(b))), err
+}
+
+func TestManyAttemptsWriteAtOnceThroughTwoNodes(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		other := w.start()
+		const attempts, chunks = 12, 15
+		refs := make([]ci.LeaseRef, attempts)
+		want := make([]string, attempts)
+		var all sync.WaitGroup
+		for i := range refs {
+			refs[i] = w.job()
+			var wr writer
+			held := w.held(refs[i])
+			var list []protocol.Chunk
+			for j := range chunks {
+				c := wr.chunk(j%2, protocol.Stdout, fmt.Sprintf("attempt %d chunk %d\n", i, j))
+				list = append(list, c)
+				want[i] += string(c.Data)
+			}
+			for turn, svc := range []*logs.Service{w.svc, other} {
+				all.Go(func() { // each node gets every chunk; the second in another order
+					for j := range list {
+						c := list[j]
+						if turn == 1 {
+							c = list[len(list)-1-j]
+						}
+						body := protocol.AppendChunk(nil, c)
+						for {
+							_, err := svc.AppendBody(t.Context(), held, bytes.NewReader(body), int64(len(body)))
+							if err == nil {
+								break
+							}
+							if !errors.Is(err, ci.ErrUnavailable) {
+								t.Errorf("append: %v", err)
+								return
+							}
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		for i, ref := range refs {
+			if got := w.raw(query(ref)); got != want[i] {
+				t.Errorf("attempt %d has %q", i, got)
+			}
+		}
+		body := protocol.AppendChunk(nil, protocol.Chunk{Stream: protocol.Stdout, Sequence: 99, Data: []byte("x")})
+		for name, bad := range map[string][]byte{"cut": body[:len(body)-1], "flipped": append(bytes.Clone(body[:len(body)-1]), 'y'), "empty": nil} {
+			if _, err := w.svc.AppendBody(t.Context(), w.held(refs[0]), bytes.NewReader(bad), int64(len(bad))); err == nil || errors.Is(err, ci.ErrInternal) {
+				t.Errorf("a body that is %s: %v", name, err)
+			}
+		}
+		if _, err := w.svc.AppendBody(t.Context(), w.held(refs[0]), bytes.NewReader(body), int64(len(body))+1); !errors.Is(err, ci.ErrInvalid) {
+			t.Errorf("a body shorter than its length: %v", err)
+		}
+		if _, err := w.svc.AppendBody(t.Context(), w.held(refs[0]), bytes.NewReader(body), protocol.MaxLogBody+1); !errors.Is(err, ci.ErrTooLarge) {
+			t.Errorf("a body over the limit: %v", err)
+		}
+	})
 }

@@ -121,10 +121,10 @@ func (t *Tx) LockLogs(ctx context.Context, rs []ci.LeaseRef) ([]Log, error) {
 	if err != nil || len(logs) == len(rs) {
 		return logs, err
 	}
-	n, err := t.exec(ctx, "LogsOpen", set, 0)
-	if err != nil || n == 0 {
-		return logs, err
+	if _, err := t.exec(ctx, "LogsOpen", set, 0); err != nil {
+		return nil, err
 	}
+	// Also when nothing was inserted: another node may have been faster.
 	return query(ctx, t, "LogsLock", scanLog, set)
 }
 
