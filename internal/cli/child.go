@@ -63,11 +63,18 @@ const stopBound = ci.DefaultGrace + 10*time.Second
 // it when it does not. It returns when the child has ended.
 func (c *child) end(hurry context.Context, drain time.Duration) {
 	defer c.life.Close()
-	c.ask()
-	if c.within(hurry, drain) {
+	select {
+	case <-c.exited:
 		return
+	default:
 	}
-	c.ask()
+	if hurry.Err() == nil {
+		c.ask(syscall.SIGTERM)
+		if c.within(hurry, drain) {
+			return
+		}
+	}
+	c.ask(syscall.SIGQUIT) // not SIGTERM once more: two that are pending are one
 	if c.within(context.Background(), stopBound) {
 		return
 	}
@@ -75,8 +82,8 @@ func (c *child) end(hurry context.Context, drain time.Duration) {
 	<-c.exited
 }
 
-func (c *child) ask() {
-	if c.cmd.Process.Signal(syscall.SIGTERM) != nil {
+func (c *child) ask(s os.Signal) {
+	if c.cmd.Process.Signal(s) != nil {
 		c.life.Close() // a system without signals
 	}
 }

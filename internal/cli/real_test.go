@@ -133,51 +133,48 @@ func TestRunWithoutServer(t *testing.T) {
 // everything that it started, also what ignores SIGTERM and has left its session.
 func TestRunWithoutServerStops(t *testing.T) {
 	t.Parallel()
-	value, variable := mark(t)
 	const stubborn = `"trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 300' & echo started; sleep 300"`
-	slow := tree(t, workflow(value, "  slow: {steps: ["+stubborn+"]}\n  quick: {steps: [\"sleep 1; false\"]}\n"))
-	begin := func(args ...string) *testkit.Process {
-		return testkit.Start(t, testkit.Command{Args: append([]string{"run"}, args...), Dir: slow, Env: []string{variable}})
-	}
-	begun := func(p *testkit.Process) {
-		for range 600 {
-			if strings.Contains(p.Stdout(), "| started") {
-				return
+	const slow = `"echo started; sleep 300"`
+	for name, tc := range map[string]struct {
+		jobs string
+		args []string
+		sig  syscall.Signal
+		code int
+	}{
+		"interrupted": {"  slow: {steps: [" + stubborn + "]}\n", nil, syscall.SIGINT, 130},
+		"terminated":  {"  slow: {steps: [" + slow + "]}\n", nil, syscall.SIGTERM, 143},
+		"time limit":  {"  slow: {steps: [" + slow + "]}\n", []string{"--timeout", "2s"}, 0, 124},
+		"fail fast":   {"  slow: {steps: [" + slow + "]}\n  quick: {steps: [\"sleep 1; false\"]}\n", []string{"--fail-fast", "--slots", "2"}, 0, 1},
+		// Server, runner and jobs notice that the command is gone.
+		"killed": {"  slow: {steps: [" + stubborn + "]}\n", nil, syscall.SIGKILL, 137},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			value, variable := mark(t)
+			p := testkit.Start(t, testkit.Command{
+				Args: append([]string{"run"}, tc.args...), Dir: tree(t, workflow(value, tc.jobs)), Env: []string{variable},
+			})
+			if tc.sig != 0 {
+				for range 600 {
+					if strings.Contains(p.Stdout(), "| started") {
+						break
+					}
+					time.Sleep(50 * time.Millisecond)
+				}
+				p.Signal(t, tc.sig)
 			}
-			time.Sleep(50 * time.Millisecond)
-		}
-		t.Fatalf("the job did not start:\n%s%s", p.Stdout(), p.Stderr())
+			if code := p.Wait(t, time.Minute); code != tc.code {
+				t.Errorf("code %d, want %d", code, tc.code)
+			}
+			for range 40 { // after a kill: the grace of the job, and some
+				if len(testkit.ProcessesWith(t, variable)) == 0 {
+					break
+				}
+				time.Sleep(500 * time.Millisecond)
+			}
+			nothingLeft(t, variable)
+		})
 	}
-	p := begin("--job", "slow")
-	begun(p)
-	p.Signal(t, syscall.SIGINT)
-	if code := p.Wait(t, time.Minute); code != 130 {
-		t.Errorf("interrupted: code %d, want 130", code)
-	}
-	nothingLeft(t, variable)
-
-	if code := begin("--job", "slow", "--timeout", "2s").Wait(t, time.Minute); code != 124 {
-		t.Errorf("--timeout: code %d, want 124", code)
-	}
-	nothingLeft(t, variable)
-
-	if code := begin("--fail-fast", "--slots", "2").Wait(t, time.Minute); code != 1 {
-		t.Errorf("--fail-fast: code %d, want 1", code)
-	}
-	nothingLeft(t, variable)
-
-	// The command is killed: server, runner and jobs notice that it is gone.
-	p = begin("--job", "slow")
-	begun(p)
-	p.Signal(t, syscall.SIGKILL)
-	p.Wait(t, time.Minute)
-	for range 40 { // the grace of the job, and some
-		if len(testkit.ProcessesWith(t, variable)) == 0 {
-			break
-		}
-		time.Sleep(500 * time.Millisecond)
-	}
-	nothingLeft(t, variable)
 }
 
 // install is a real server with a runner beside it.

@@ -125,11 +125,12 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 			return progress.changed(run)
 		})
 		if err != nil {
-			run = a.cancelPrivate(ctx, p, r.RunID, err)
-		}
-		follower.changed(following, run)
-		if e := follower.wait(following, logBound); e != nil && err == nil {
-			a.err.line(describe(e))
+			a.cancelPrivate(ctx, p, r.RunID, err)
+		} else {
+			follower.changed(following, run)
+			if e := follower.wait(following, logBound); e != nil {
+				a.err.line(describe(e))
+			}
 		}
 		quiet()
 		progress.close()
@@ -144,24 +145,23 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 // logBound is how long the end of a log may take after the end of its run.
 const logBound = 10 * time.Second
 
-// cancelPrivate cancels a run and waits until its processes have ended.
-func (a *app) cancelPrivate(ctx context.Context, p *private, id ci.RunID, why error) protocol.Run {
+// cancelPrivate cancels a run and ends server and runner, which returns when the
+// run's processes have ended. Stopping the runner is faster than waiting until it
+// hears of the cancellation.
+func (a *app) cancelPrivate(ctx context.Context, p *private, id ci.RunID, why error) {
 	a.err.line("cancelling: " + describe(why))
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelBound)
 	defer cancel()
-	run := protocol.Run{RunSummary: protocol.RunSummary{ID: id}}
 	if _, err := p.client.Cancel(ctx, id); err != nil {
-		return run
+		a.err.line(describe(err))
 	}
-	if ended, err := a.awaitRun(ctx, p.client, id, waiting{}, nil); err == nil {
-		return ended
-	}
-	return run
+	hurry, now := context.WithCancel(ctx)
+	now()
+	p.child.end(hurry, 0)
 }
 
-// cancelBound is how long a cancelled run may take to end: more than the grace
-// that a job has between SIGTERM and SIGKILL.
-const cancelBound = ci.DefaultGrace + 10*time.Second
+// cancelBound is how long the private server may take to record a cancellation.
+const cancelBound = 2 * time.Second
 
 // saveArtifacts puts the artifacts of runs below dir, each in a directory of its name.
 func (a *app) saveArtifacts(ctx context.Context, c *protocol.Client, runs []protocol.Run, dir string) error {
