@@ -85,7 +85,6 @@ type caller struct {
 	org    ci.OrgID // of a registration token
 	actor  string
 	held   engine.Held
-	body   []byte // read before the guard, for routes that store answers
 }
 
 type handler func(w http.ResponseWriter, r *http.Request, c caller) error

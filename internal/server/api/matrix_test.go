@@ -57,7 +57,6 @@ type stage struct {
 	sessions                map[string]ci.SessionID
 	lease, sibling, foreign ci.LeaseRef
 	artifact                string
-	parts                   []protocol.ArtifactPart
 	admin, registration     string
 	n                       int
 }

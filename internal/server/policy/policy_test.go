@@ -11,7 +11,9 @@ import (
 
 func TestWhatBecomesOfALostAttempt(t *testing.T) {
 	t.Parallel()
-	on := func(max int, causes ...ci.Reason) *ci.RetryPolicy { return &ci.RetryPolicy{Max: max, On: causes, Line: 7} }
+	on := func(max int, causes ...ci.Reason) *ci.RetryPolicy {
+		return &ci.RetryPolicy{Max: max, On: causes, Line: 7}
+	}
 	for _, c := range []struct {
 		name    string
 		cause   ci.Reason

@@ -37,6 +37,9 @@ func (t *Tx) LockRuns(ctx context.Context, ids []ci.RunID) ([]Run, error) {
 func (t *Tx) UpdateRuns(ctx context.Context, runs []*Run) error {
 	m := make(map[string]any, len(runs))
 	for _, r := range runs {
+		if !ci.Legal(ci.RunTransitions(), r.wasState, r.State) {
+			return fmt.Errorf("store: run %s does not go from %s to %s", r.ID, r.wasState, r.State)
+		}
 		m[string(r.ID)] = map[string]any{"state": r.State, "conclusion": r.Conclusion, "reason": r.Reason,
 			"cancel_version": r.CancelVersion, "jobs_left": r.JobsLeft, "n_failed": r.Failed, "n_timed_out": r.TimedOut,
 			"n_infra": r.Infra, "n_warn": r.Warn, "started_us": r.StartedUS, "finished_us": r.FinishedUS,
@@ -136,6 +139,9 @@ func (t *Tx) Specs(ctx context.Context, ids []ci.JobID) (map[ci.JobID]string, er
 func (t *Tx) UpdateJobs(ctx context.Context, jobs []*Job) error {
 	m := make(map[string]any, len(jobs))
 	for _, j := range jobs {
+		if !ci.Legal(ci.JobTransitions(), j.wasState, j.State) {
+			return fmt.Errorf("store: job %s does not go from %s to %s", j.ID, j.wasState, j.State)
+		}
 		m[string(j.ID)] = map[string]any{"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "detail": j.Detail,
 			"generation": j.Generation, "epoch": j.Epoch, "phase": j.Phase, "infra_used": j.InfraUsed,
 			"granted_used": j.GrantedUsed, "exit_code": j.ExitCode, "outputs": j.Outputs, "dead_us": j.DeadUS,

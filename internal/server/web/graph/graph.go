@@ -80,7 +80,6 @@ type drawing struct {
 	v      []vertex
 	layers [][]int
 	lines  [][]int // each: vertices from the left end to the right end
-	names  []string
 }
 
 // Lay computes the layout of the nodes.

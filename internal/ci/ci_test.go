@@ -1,0 +1,91 @@
+package ci_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"forgeci/internal/ci"
+)
+
+func TestIdentifiersSortByTimeAndCarryTheirKind(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1_700_000_000_000)
+	s := ci.IDSource{Now: func() time.Time { now = now.Add(time.Millisecond); return now }}
+	var ids []string
+	for range 1000 {
+		ids = append(ids, s.New(ci.PrefixRun))
+	}
+	if !sort.StringsAreSorted(ids) {
+		t.Error("identifiers do not sort by the time of their creation")
+	}
+	for _, id := range ids[:10] {
+		if !ci.HasPrefix(id, ci.PrefixRun) || ci.HasPrefix(id, ci.PrefixJob) || len(id) != len("run_")+26 {
+			t.Errorf("identifier %q", id)
+		}
+	}
+	for _, bad := range []string{"", "run_", "run", "job_0", "run_A", "run_\x00", "run_" + strings.Repeat("0", 65), "run_0/1", "run_%"} {
+		if ci.HasPrefix(bad, ci.PrefixRun) {
+			t.Errorf("%q is taken for an identifier", bad)
+		}
+	}
+}
+
+func TestALeaseReadsBackOnlyInItsExactForm(t *testing.T) {
+	t.Parallel()
+	ref := ci.LeaseRef{Run: "run_1", Job: "job_2", Runner: "rnr_3", Session: "ses_4", Lease: "lse_1_5", Epoch: 7}
+	got, err := ci.ParseLeaseRef(ref.String())
+	if err != nil || got != ref {
+		t.Errorf("%v %v", got, err)
+	}
+	for _, bad := range []string{
+		"", "a/b/c/d/e/1", ref.String() + "/1", "/" + ref.String(), ref.String() + " ",
+		"run_1/job_2/rnr_3/ses_4/lse_5/0", "run_1/job_2/rnr_3/ses_4/lse_5/-1", "run_1/job_2/rnr_3/ses_4/lse_5/+1",
+		"run_1/job_2/rnr_3/ses_4/lse_5/01", "run_1/job_2/rnr_3/ses_4/lse_5/99999999999999999999",
+		"job_2/run_1/rnr_3/ses_4/lse_5/1", "run_1/job_2/rnr_3/ses_4/lse_\x00/1", strings.Repeat("x", 600),
+	} {
+		if _, err := ci.ParseLeaseRef(bad); !errors.Is(err, ci.ErrInvalid) {
+			t.Errorf("%q: %v, want invalid", bad, err)
+		}
+	}
+}
+
+func FuzzParseLeaseRef(f *testing.F) {
+	f.Add("run_1/job_2/rnr_3/ses_4/lse_1_5/7")
+	f.Add("////")
+	f.Fuzz(func(t *testing.T, s string) {
+		if ref, err := ci.ParseLeaseRef(s); err == nil && ref.String() != s {
+			t.Errorf("%q reads as %q", s, ref)
+		}
+	})
+}
+
+func TestAnErrorKeepsItsKindItsRejectAndItsCause(t *testing.T) {
+	t.Parallel()
+	err := fmt.Errorf("complete: %w", ci.Rejected(ci.RejectEpoch).WithCause(io.EOF))
+	if !errors.Is(err, ci.ErrLeaseLost) || !errors.Is(err, io.EOF) || ci.RejectOf(err) != ci.RejectEpoch || ci.KindOf(err) != ci.ErrLeaseLost {
+		t.Errorf("%v: kind %s, reject %s", err, ci.KindOf(err), ci.RejectOf(err))
+	}
+	if ci.KindOf(ci.Rejected(ci.RejectRunEnded)) != ci.ErrRunEnded {
+		t.Error("an ended run has a kind of its own")
+	}
+	if ci.KindOf(io.EOF) != ci.ErrInternal || ci.RejectOf(io.EOF) != ci.RejectNone {
+		t.Error("a foreign error is not internal")
+	}
+}
+
+func TestLeaseTimingLeavesRoom(t *testing.T) {
+	t.Parallel()
+	for _, ttl := range []time.Duration{ci.MinLeaseTTL, ci.DefaultLeaseTTL, time.Hour} {
+		if ci.RenewEvery(ttl)*2+ci.LeaseMargin(ttl) >= ttl {
+			t.Errorf("TTL %s: one lost renewal loses the lease", ttl)
+		}
+		if ci.SweepEvery(ttl) > 5*time.Second || ci.SweepEvery(ttl) > ttl/4 {
+			t.Errorf("TTL %s: sweep every %s", ttl, ci.SweepEvery(ttl))
+		}
+	}
+}
