@@ -125,3 +125,18 @@ func BenchmarkDrain(b *testing.B) {
 		})
 	}
 }
+
+func TestCase_YAML_11_TheFailingLineStandsInTheLog(t *testing.T) {
+	t.Parallel()
+	s := newControlPlane(t, time.Minute)
+	j := s.add(job("echo one\nfalse\necho never"), nil)
+	r := realRig(t, s, 1).start()
+	r.finish(j)
+	r.drain()
+	if got := j.text(0, protocol.Stdout); got != "one\n" {
+		t.Errorf("stdout %q", got)
+	}
+	if got := j.text(0, protocol.System); got != "line 2 of the script failed with exit code 1\n" {
+		t.Errorf("the runner's own words: %q", got)
+	}
+}

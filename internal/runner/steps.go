@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -192,6 +193,9 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 	case got.ExitCode != 0:
 		if outputErr != nil {
 			w.noteStep(i, outputErr.Error())
+		}
+		if got.Line > 0 && strings.Contains(strings.TrimRight(spec.Run, "\n"), "\n") {
+			w.noteStep(i, fmt.Sprintf("line %d of the script failed with exit code %d", got.Line, got.ExitCode))
 		}
 		finish(ci.ConclusionFailed, ci.ReasonExit)
 	case outputErr != nil:
