@@ -136,7 +136,7 @@ func TestCase_YAML_11_TheFailingLineStandsInTheLog(t *testing.T) {
 	if got := j.text(0, protocol.Stdout); got != "one\n" {
 		t.Errorf("stdout %q", got)
 	}
-	if got := j.text(0, protocol.System); got != "line 2 of the script failed with exit code 1\n" {
+	if got := j.text(0, protocol.System); got != "forgeci: line 2 of the script failed with exit code 1\n" {
 		t.Errorf("the runner's own words: %q", got)
 	}
 }
