@@ -121,9 +121,19 @@ type agent struct {
 	w       *world
 	who     engine.Identity
 	session ci.SessionID
+	labels  []string // declared when it opens a session
 }
 
 func (w *world) agent(name string, slots int) *agent { return w.agentOf(w.org, name, slots) }
+
+// agentWith is a runner that declares labels.
+func (w *world) agentWith(name string, slots int, labels ...string) *agent {
+	w.t.Helper()
+	a := w.agent(name, slots)
+	a.labels = labels
+	a.open(slots)
+	return a
+}
 
 func (w *world) agentOf(org ci.OrgID, name string, slots int) *agent {
 	w.t.Helper()
@@ -143,7 +153,7 @@ func (a *agent) open(slots int, terminated ...protocol.AttemptRef) {
 	a.w.t.Helper()
 	a.w.n++
 	got, err := a.w.e.OpenSession(a.w.ctx, a.who, protocol.OpenSession{RequestID: itoa(a.w.n), Protocol: 1, Slots: slots,
-		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}}, Terminated: terminated})
+		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: a.labels}, Terminated: terminated})
 	if err != nil {
 		a.w.t.Fatal(err)
 	}

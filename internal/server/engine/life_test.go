@@ -145,3 +145,22 @@ func TestCancelWaitsForProofOfTermination(t *testing.T) {
 		w.check()
 	})
 }
+
+// The labels that a runner declares count as far as its registration allows, and
+// the one registration token of an installation allows all (SPEC decision 13).
+func TestDeclaredLabelsBringTheirJobs(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		needs := job("gpu")
+		needs.RunsOn.Labels = []string{"gpu", "zone=a"}
+		w.submit(needs)
+		without := w.agent("without", 1)
+		if got := without.claim(); got != nil {
+			t.Errorf("a runner without the labels got %s", got.Job.Name)
+		}
+		with := w.agentWith("with", 1, "zone=a", "other", "gpu")
+		if got := with.mustClaim(); got.Job.Name != "gpu" {
+			t.Errorf("got %s", got.Job.Name)
+		}
+	})
+}

@@ -15,6 +15,10 @@ import (
 // How far a runner's clock may differ before it is told.
 const clockTold = 5 * time.Minute
 
+// grantsAll is what the installation's one kind of registration token grants:
+// every label that the runner declares counts (SPEC decision 13).
+const grantsAll = `["*"]`
+
 // Register makes the runner of a public key, or finds it again, and gives it a
 // fresh credential; the hash is what is stored. Earlier credentials of the same
 // runner stop working.
@@ -32,7 +36,7 @@ func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, req p
 			return err
 		}
 		r, err := t.EnsureRunner(ctx, store.Runner{ID: ci.RunnerID(e.IDs.New(ci.PrefixRunner)), Org: org, Name: req.Name,
-			PublicKey: hex.EncodeToString(req.PublicKey)}, now)
+			PublicKey: hex.EncodeToString(req.PublicKey), Granted: grantsAll}, now)
 		if err != nil {
 			return err
 		}

@@ -243,9 +243,13 @@ func (t *Tx) Quarantine(ctx context.Context, ks []AttemptKey) error {
 	return err
 }
 
-// EnsureRunner makes the runner with the public key, or renames it.
+// EnsureRunner makes the runner with the public key, or renames it. What it was
+// granted stays.
 func (t *Tx) EnsureRunner(ctx context.Context, r Runner, now int64) (Runner, error) {
-	if _, err := t.exec(ctx, "RunnerInsert", r.ID, r.Org, r.Name, r.PublicKey, now); err != nil {
+	if r.Granted == "" {
+		r.Granted = "[]"
+	}
+	if _, err := t.exec(ctx, "RunnerInsert", r.ID, r.Org, r.Name, r.PublicKey, r.Granted, now); err != nil {
 		return Runner{}, err
 	}
 	got, _, err := one(ctx, t, "RunnerByKey", scanRunner, r.Org, r.PublicKey)

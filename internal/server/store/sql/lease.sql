@@ -140,7 +140,7 @@ UPDATE occupancy SET quarantined = 1 WHERE (job_id, epoch) IN
   (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1));
 
 -- name: RunnerInsert
-INSERT INTO runner (id, org_id, name, public_key, created_us) VALUES ($1, $2, $3, $4, $5)
+INSERT INTO runner (id, org_id, name, public_key, granted, created_us) VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (org_id, public_key) DO UPDATE SET name = excluded.name;
 
 -- name: RunnerByKey
