@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -258,6 +259,9 @@ func (w *worker) prepare(ctx context.Context, with executor.Executor) error {
 func (w *worker) furnish(ctx context.Context) error {
 	w.transfer = &transfer{server: w.r.server, lease: w.lease, dir: w.r.cfg.DataDir, log: w.log}
 	begin := time.Now()
+	if err := w.allBound(); err != nil {
+		return err
+	}
 	if err := w.transfer.source(ctx, w.ticket.Source, w.dir.Work()); err != nil {
 		return err
 	}
@@ -270,4 +274,20 @@ func (w *worker) furnish(ctx context.Context) error {
 	}
 	w.log.Debug("prepared", slog.Duration("after", time.Since(begin)))
 	return w.dir.GiveToOwner()
+}
+
+// allBound demands that the ticket resolves everything that the job restores: the
+// server leaves out what its producers did not publish, and a job never begins
+// without a file that it asked for.
+func (w *worker) allBound() error {
+	for _, want := range w.ticket.Job.Restore {
+		bound := slices.ContainsFunc(w.ticket.Restore, func(r protocol.RestoreArtifact) bool {
+			return r.Name == want.Name && r.Path == want.Path
+		})
+		if !bound {
+			return fmt.Errorf("restore artifact %s to %s: job %s published none in this run: %w",
+				want.Name, want.Path, want.FromJob, errArtifactMissing)
+		}
+	}
+	return nil
 }

@@ -147,6 +147,14 @@ func TestJobs(t *testing.T) {
 			conclusion: ci.ConclusionFailed, reason: ci.ReasonArtifactMissing, exit: -1, each: []ci.Conclusion{ci.ConclusionSkipped},
 			detail: "restore artifact app to inputs/app.jar",
 		},
+		"AR-4 artifact to restore was never published": {
+			steps: []step{{Run: "echo never"}},
+			change: func(t *protocol.Ticket) {
+				t.Job.Restore = []ci.ArtifactRestore{{FromJob: "compile", Name: "app", Path: "inputs/app.jar"}}
+			},
+			conclusion: ci.ConclusionFailed, reason: ci.ReasonArtifactMissing, exit: -1, each: []ci.Conclusion{ci.ConclusionSkipped},
+			detail: "restore artifact app to inputs/app.jar: job compile published none in this run",
+		},
 		"AR-1 declared output is missing": {
 			steps: []step{{Run: "echo a"}},
 			change: func(t *protocol.Ticket) {
