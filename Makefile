@@ -11,10 +11,10 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load fuzz ci deps
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the one static binary, ./forgeci
 	$(GO) build -trimpath -buildvcs=auto -o forgeci ./cmd/forgeci
@@ -44,6 +44,10 @@ cases: deps ## print each case of the case list with its tests and their results
 
 bench: ## run the Go benchmarks; BENCH=Claim narrows them
 	$(GO) test -run '^$$' -bench '$(or $(BENCH),.)' -benchmem $(PKG)
+
+bench-load: ## measure the product under load, one JSON line each; ONLY=drain narrows it
+	@./scripts/test-deps.sh tar zstd
+	@$(GO) run ./internal/testkit/cmd/benchload $(if $(ONLY),-only $(ONLY))
 
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	@GO="$(GO)" ./scripts/fuzz.sh $(FUZZTIME)

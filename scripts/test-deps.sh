@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes sure that the programs the tests talk to are installed. On Debian and as
 # root it installs what is missing; otherwise it says what to install. With
-# everything in place it takes a few milliseconds and prints nothing.
+# everything in place it takes a few milliseconds and prints nothing. Arguments
+# name further programs that are packages of the same name.
 set -eu
 
 # has_postgres: the server, which Debian keeps out of PATH
@@ -12,6 +13,9 @@ missing=
 command -v git >/dev/null || missing="$missing git"
 has_postgres || missing="$missing postgresql"
 has_chromium || missing="$missing chromium"
+for program in "$@"; do
+	command -v "$program" >/dev/null || missing="$missing $program"
+done
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
