@@ -157,7 +157,12 @@ func (t *txn) claimBatch(ctx context.Context, ops []*claimOp, sessions map[ci.Se
 	}
 	// Slots are counted per runner: its sessions share them.
 	free := map[ci.RunnerID]int64{}
-	byOffer := map[string][]*claimOp{}
+	// Offers are interned across tenants: a runner is given its own tenant's jobs.
+	type group struct {
+		org   ci.OrgID
+		offer string
+	}
+	groups := map[group][]*claimOp{}
 	for _, op := range fresh {
 		s := sessions[op.session]
 		if s == nil {
@@ -175,15 +180,16 @@ func (t *txn) claimBatch(ctx context.Context, ops []*claimOp, sessions map[ci.Se
 			continue
 		}
 		free[s.Runner]--
-		byOffer[s.Offer] = append(byOffer[s.Offer], op)
+		g := group{s.Org, s.Offer}
+		groups[g] = append(groups[g], op)
 	}
-	offers := make([]string, 0, len(byOffer))
-	for o := range byOffer {
-		offers = append(offers, o)
+	order := make([]group, 0, len(groups))
+	for g := range groups {
+		order = append(order, g)
 	}
-	slices.Sort(offers)
-	for _, o := range offers {
-		if err := t.claimOffer(ctx, o, byOffer[o], sessions); err != nil {
+	slices.SortFunc(order, func(a, b group) int { return cmp.Or(cmp.Compare(a.org, b.org), cmp.Compare(a.offer, b.offer)) })
+	for _, g := range order {
+		if err := t.claimOffer(ctx, g.org, g.offer, groups[g], sessions); err != nil {
 			return err
 		}
 	}
@@ -252,13 +258,12 @@ func firstOfEach(ops []*claimOp) []*claimOp {
 	return out
 }
 
-// claimOffer gives the best open jobs of an offer's shapes to its claimers.
-func (t *txn) claimOffer(ctx context.Context, offer string, ops []*claimOp, sessions map[ci.SessionID]*store.Session) error {
+// claimOffer gives a tenant's best open jobs of an offer's shapes to its claimers.
+func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []*claimOp, sessions map[ci.SessionID]*store.Session) error {
 	shapes, err := t.OpenShapes(ctx, offer)
 	if err != nil || len(shapes) == 0 {
 		return err
 	}
-	org := ops[0].who.Org
 	var heads []store.Queued
 	for _, s := range shapes {
 		h, err := t.LockHeads(ctx, s, org, len(ops))

@@ -23,6 +23,7 @@ type fleet struct {
 	mu       sync.Mutex
 	sessions map[ci.SessionID]presence
 	shapes   map[string]map[string]bool // offer -> shapes it serves
+	known    map[string]bool            // shapes this node has seen
 	live     map[string]int             // shape -> present sessions that serve it
 	vtime    int64                      // virtual time of the last claimed job
 }
@@ -36,7 +37,8 @@ type presence struct {
 }
 
 func newFleet(mono func() time.Duration) *fleet {
-	return &fleet{mono: mono, sessions: map[ci.SessionID]presence{}, shapes: map[string]map[string]bool{}, live: map[string]int{}}
+	return &fleet{mono: mono, sessions: map[ci.SessionID]presence{}, shapes: map[string]map[string]bool{},
+		known: map[string]bool{}, live: map[string]int{}}
 }
 
 // loadFleet reads the present sessions, offers and shapes.
@@ -79,11 +81,15 @@ func (e *Engine) refreshFleet(ctx context.Context, tx *store.Tx) error {
 			}
 		}
 	}
-	e.fleet.replace(sessions, serve)
+	known := make(map[string]bool, len(shapes))
+	for _, s := range shapes {
+		known[s.ID] = true
+	}
+	e.fleet.replace(sessions, serve, known)
 	return nil
 }
 
-func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bool) {
+func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bool, known map[string]bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.mono()
@@ -96,7 +102,7 @@ func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bo
 		p.offer, p.runner = s.Offer, s.Runner
 		next[s.ID] = p
 	}
-	f.sessions, f.shapes = next, serve
+	f.sessions, f.shapes, f.known = next, serve, known
 	f.recount()
 }
 
@@ -213,10 +219,18 @@ func (f *fleet) remove(id ci.SessionID) {
 	f.recount()
 }
 
-// addShape makes a new shape known; it returns the offers that serve it.
+// knows reports whether this node has seen the shape; another one may have made it.
+func (f *fleet) knows(shape string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.known[shape]
+}
+
+// addShape makes a shape known with the offers that serve it.
 func (f *fleet) addShape(id string, offers []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.known[id] = true
 	for _, o := range offers {
 		if f.shapes[o] == nil {
 			f.shapes[o] = map[string]bool{}
@@ -253,7 +267,7 @@ func intern(prefix string, v any) (id, text string) {
 func (t *txn) internShape(ctx context.Context, need ci.Requirements, now int64) (string, error) {
 	id, text := intern("shp", need)
 	fresh, err := t.InsertShape(ctx, id, text, now)
-	if err != nil || !fresh {
+	if err != nil || !fresh && t.e.fleet.knows(id) {
 		return id, err
 	}
 	// A shape and an offer that are new at the same time must see each other.
