@@ -30,7 +30,7 @@ func (a *app) artifactsCommand() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.artifacts(cmd.Context(), &cfg, args[0]) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	cmd.AddCommand(a.artifactsListCommand(), a.artifactsGetCommand())
 	return cmd
@@ -44,7 +44,7 @@ func (a *app) artifactsListCommand() *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE:  func(cmd *cobra.Command, args []string) error { return a.artifacts(cmd.Context(), &cfg, args[0]) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	return cmd
 }
@@ -132,7 +132,7 @@ replaces them.`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.artifactsGet(cmd.Context(), &cfg, args) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	f := cmd.Flags()
 	f.StringVar(&cfg.to, "to", "", "directory to unpack into; the default is the artifact's name")

@@ -29,7 +29,7 @@ finished otherwise before the request arrived keeps its own result and code.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.cancel(cmd.Context(), &cfg, args[0]) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	f := cmd.Flags()
 	f.BoolVar(&cfg.wait.wait, "wait", false, "wait until every process of the run has ended")

@@ -11,9 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-
 	"forgeci/internal/ci"
 )
 
@@ -61,21 +58,23 @@ const stopBound = ci.DefaultGrace + 10*time.Second
 
 // end asks the child to drain, after drain or when hurry ends to stop, and kills
 // it when it does not. It returns when the child has ended.
-func (c *child) end(hurry context.Context, drain time.Duration) {
+func (c *child) end(hurry <-chan struct{}, drain time.Duration) {
 	defer c.life.Close()
 	select {
 	case <-c.exited:
 		return
 	default:
 	}
-	if hurry.Err() == nil {
+	select {
+	case <-hurry:
+	default:
 		c.ask(syscall.SIGTERM)
 		if c.within(hurry, drain) {
 			return
 		}
 	}
 	c.ask(syscall.SIGQUIT) // not SIGTERM once more: two that are pending are one
-	if c.within(context.Background(), stopBound) {
+	if c.within(nil, stopBound) {
 		return
 	}
 	_ = c.cmd.Process.Kill() // it may just have ended
@@ -88,7 +87,7 @@ func (c *child) ask(s os.Signal) {
 	}
 }
 
-func (c *child) within(ctx context.Context, d time.Duration) bool {
+func (c *child) within(hurry <-chan struct{}, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -96,7 +95,7 @@ func (c *child) within(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-t.C:
 		return false
-	case <-ctx.Done():
+	case <-hurry:
 		return false
 	}
 }
@@ -104,18 +103,9 @@ func (c *child) within(ctx context.Context, d time.Duration) bool {
 // childEnvironment is this process's environment without the variables that
 // stand in for flags: a child has what its command line says.
 func (a *app) childEnvironment() []string {
-	var names []string
-	var collect func(*cobra.Command)
-	collect = func(cmd *cobra.Command) {
-		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Annotations[envAnnotation]...) })
-		for _, sub := range cmd.Commands() {
-			collect(sub)
-		}
-	}
-	collect(a.root())
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
-		return slices.Contains(names, name)
+		return slices.Contains(a.variables, name)
 	})
 }
 
@@ -128,7 +118,7 @@ const (
 
 // supervise keeps a child alive until ctx ends, then ends it: gently for drain,
 // unless hurry ends too.
-func supervise(ctx, hurry context.Context, log *slog.Logger, start func() (*child, error), drain time.Duration) {
+func supervise(ctx context.Context, hurry <-chan struct{}, log *slog.Logger, start func() (*child, error), drain time.Duration) {
 	wait := firstRestart
 	for {
 		began := time.Now()

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,7 +43,7 @@ func System() Process {
 // Main runs one command to its end and returns the exit code of exit.go.
 func Main(ctx context.Context, p Process) int {
 	a := newApp(p)
-	root := a.root()
+	root := a.root() //nolint:contextcheck // commands get it from ExecuteContextC
 	root.SetArgs(p.Args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.started && !errors.As(err, new(*exitError)) {
@@ -59,6 +60,8 @@ type app struct {
 	started bool
 	// fromEnv names flags of the command whose value came from the environment.
 	fromEnv map[string]bool
+	// variables are the environment variables that stand in for a flag of any command.
+	variables []string
 }
 
 func newApp(p Process) *app {
@@ -139,7 +142,10 @@ a server goes on).`,
 const envAnnotation = "forgeci_env"
 
 // env lets an environment variable stand in for a flag and says so in the help.
-func env(flags *pflag.FlagSet, name, variable string) {
+func (a *app) env(flags *pflag.FlagSet, name, variable string) {
+	if !slices.Contains(a.variables, variable) {
+		a.variables = append(a.variables, variable)
+	}
 	f := flags.Lookup(name)
 	f.Usage += " [$" + variable + "]"
 	if f.Annotations == nil {

@@ -30,19 +30,19 @@ type connection struct {
 	tokenFile string
 }
 
-func (c *connection) bind(cmd *cobra.Command) {
+func (c *connection) bind(a *app, cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.server, "server", "http://"+defaultListen, "address of the server")
-	env(f, "server", "FORGECI_SERVER")
-	bindToken(cmd, &c.token, &c.tokenFile, "API token")
+	a.env(f, "server", "FORGECI_SERVER")
+	a.bindToken(cmd, &c.token, &c.tokenFile, "API token")
 }
 
-func bindToken(cmd *cobra.Command, token, file *string, what string) {
+func (a *app) bindToken(cmd *cobra.Command, token, file *string, what string) {
 	f := cmd.Flags()
 	f.StringVar(token, "token", "", what+"; others on this machine can see a command line, a file is better")
-	env(f, "token", "FORGECI_TOKEN")
+	a.env(f, "token", "FORGECI_TOKEN")
 	f.StringVar(file, "token-file", "", "file that holds the "+what)
-	env(f, "token-file", "FORGECI_TOKEN_FILE")
+	a.env(f, "token-file", "FORGECI_TOKEN_FILE")
 }
 
 // dial returns a client. It sends nothing yet.

@@ -23,7 +23,7 @@ func (a *app) deadLettersCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.deadLetters(cmd.Context(), &cfg) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	cmd.AddCommand(a.requeueCommand())
 	return cmd
@@ -72,7 +72,7 @@ new run alone.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.requeue(cmd.Context(), &cfg, args[0]) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, true)
 	cfg.waiting.bind(cmd)
 	return cmd

@@ -147,8 +147,7 @@ func (a *app) exit(err error) int {
 	if err == nil || errors.As(err, &exit) && exit.err == nil {
 		return code
 	}
-	var stop stopped
-	if errors.As(err, &stop) {
+	if stop, ok := errors.AsType[stopped](err); ok {
 		err = stop
 	}
 	a.printError(err)
@@ -172,8 +171,7 @@ func (a *app) printError(err error) {
 
 // describe renders an error for a person: the details of what was wrapped, each once.
 func describe(err error) string {
-	var e *ci.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*ci.Error](err); ok {
 		text := e.Detail
 		if text == "" {
 			text = strings.ReplaceAll(string(e.Kind), "_", " ")
@@ -191,8 +189,7 @@ func describe(err error) string {
 // causeText is the text of what a typed error wraps, when it is not typed itself.
 func causeText(e *ci.Error) string {
 	for _, cause := range e.Unwrap() {
-		var kind ci.Kind
-		if !errors.As(cause, &kind) {
+		if _, typed := errors.AsType[ci.Kind](cause); !typed {
 			return cause.Error()
 		}
 	}

@@ -30,7 +30,7 @@ A job is named by its ID or as RUN/NAME.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.explain(cmd.Context(), &cfg, args[0]) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	return cmd
 }

@@ -66,12 +66,7 @@ func newFake(t testing.TB) *fake {
 func (f *fake) up(l net.Listener) {
 	if l == nil {
 		var err error
-		for range 100 {
-			if l, err = net.Listen("tcp", f.addr); err == nil {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		until(func() bool { l, err = net.Listen("tcp", f.addr); return err == nil })
 		if err != nil {
 			f.t.Error(err)
 			return
@@ -88,7 +83,7 @@ func (f *fake) down() {
 	f.mu.Lock()
 	s := f.http
 	f.mu.Unlock()
-	s.Close() //nolint:errcheck // it is meant to be rude
+	s.Close()
 }
 
 // change changes the state under the lock and wakes the followers.

@@ -46,7 +46,7 @@ server and further attempts, until the job is finished.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), &cfg, args[0]) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, true)
 	f := cmd.Flags()
 	f.BoolVarP(&cfg.follow, "follow", "f", false, "print the log as it grows, until the job is finished")

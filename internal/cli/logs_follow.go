@@ -16,7 +16,7 @@ import (
 // attempt has ended.
 func (a *app) followLog(ctx context.Context, c *protocol.Client, job protocol.Job, q protocol.LogQuery, cfg *logsConfig) error {
 	out := a.logWriter(a.out)
-	defer out.Close() //nolint:errcheck // closed for its result below
+	defer out.Close()
 	epoch, told := int64(0), false
 	for {
 		if job.Attempts > epoch {

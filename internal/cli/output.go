@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -51,11 +52,9 @@ func (c *choice) Type() string { return "form" }
 
 // Set takes one of the allowed values.
 func (c *choice) Set(v string) error {
-	for _, allowed := range c.allowed {
-		if v == allowed {
-			*c.value = v
-			return nil
-		}
+	if slices.Contains(c.allowed, v) {
+		*c.value = v
+		return nil
 	}
 	return ci.Errorf(ci.ErrInvalid, "%q is none of %v", v, c.allowed)
 }

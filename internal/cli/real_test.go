@@ -26,11 +26,12 @@ func mark(t *testing.T) (name, variable string) {
 func nothingLeft(t *testing.T, variable string) {
 	t.Helper()
 	var left []int
-	for range 100 {
-		if left = testkit.ProcessesWith(t, variable); len(left) == 0 {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
+	gone := until(func() bool {
+		left = testkit.ProcessesWith(t, variable)
+		return len(left) == 0
+	})
+	if gone {
+		return
 	}
 	for _, pid := range left {
 		line, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
@@ -155,22 +156,11 @@ func TestRunWithoutServerStops(t *testing.T) {
 				Args: append([]string{"run"}, tc.args...), Dir: tree(t, workflow(value, tc.jobs)), Env: []string{variable},
 			})
 			if tc.sig != 0 {
-				for range 600 {
-					if strings.Contains(p.Stdout(), "| started") {
-						break
-					}
-					time.Sleep(50 * time.Millisecond)
-				}
+				until(func() bool { return strings.Contains(p.Stdout(), "| started") })
 				p.Signal(t, tc.sig)
 			}
 			if code := p.Wait(t, time.Minute); code != tc.code {
 				t.Errorf("code %d, want %d", code, tc.code)
-			}
-			for range 40 { // after a kill: the grace of the job, and some
-				if len(testkit.ProcessesWith(t, variable)) == 0 {
-					break
-				}
-				time.Sleep(500 * time.Millisecond)
 			}
 			nothingLeft(t, variable)
 		})
@@ -200,15 +190,15 @@ func (in *install) start(args ...string) {
 	in.server = testkit.Start(in.t, testkit.Command{
 		Args: append([]string{"server", "--address-file", address}, args...), Dir: in.dir, Env: []string{in.variable},
 	})
-	for range 600 {
-		if b, err := os.ReadFile(address); err == nil {
-			in.url = strings.TrimSpace(string(b))
-			in.server.WaitReady(in.t, in.url+"/healthz")
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
+	started := until(func() bool {
+		b, err := os.ReadFile(address)
+		in.url = strings.TrimSpace(string(b))
+		return err == nil
+	})
+	if !started {
+		in.t.Fatalf("the server did not start:\n%s", in.server.Stderr())
 	}
-	in.t.Fatalf("the server did not start:\n%s", in.server.Stderr())
+	in.server.WaitReady(in.t, in.url+"/healthz")
 }
 
 // forgeci runs a command in the directory with the data directory, so that it
@@ -276,12 +266,7 @@ func TestServerWithRunnerBeside(t *testing.T) {
 	slow := tree(t, workflow(value, "  slow: {steps: [\"echo begun; exec sleep 300\"]}\n"))
 	run = strings.TrimSpace(in.want(0, "submit", slow))
 	follower := testkit.Start(t, in.command("logs", "-f", run))
-	for range 400 {
-		if strings.Contains(follower.Stdout(), "begun\n") {
-			break
-		}
-		time.Sleep(25 * time.Millisecond)
-	}
+	until(func() bool { return strings.Contains(follower.Stdout(), "begun\n") })
 	in.want(124, "show", "--wait", "--timeout", "100ms", run)
 	in.want(3, "cancel", "--wait", run)
 	in.want(3, "show", "--wait", run)
@@ -348,24 +333,14 @@ func TestCase_CLI_01_restart_of_the_server(t *testing.T) {
 	})
 	dir := tree(t, workflow(value, "  count: {steps: [\"for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.5; done; exit 9\"]}\n"))
 	waiter := testkit.Start(t, in.command("submit", "--wait", dir))
-	for range 600 {
-		if strings.HasPrefix(waiter.Stdout(), "run_") && strings.HasSuffix(waiter.Stdout(), "\n") {
-			break
-		}
-		time.Sleep(25 * time.Millisecond)
-	}
+	until(func() bool { return strings.HasSuffix(waiter.Stdout(), "\n") })
 	run := strings.TrimSpace(waiter.Stdout())
 	follower := testkit.Start(t, in.command("logs", "-f", run))
-	for range 600 {
-		if strings.Contains(follower.Stdout(), "line 2\n") {
-			break
-		}
-		time.Sleep(25 * time.Millisecond)
-	}
+	until(func() bool { return strings.Contains(follower.Stdout(), "line 2\n") })
 	listen := strings.TrimPrefix(in.url, "http://")
 	in.server.Signal(t, syscall.SIGKILL)
 	in.server.Wait(t, 10*time.Second)
-	time.Sleep(time.Second)
+	<-time.After(time.Second) // both have lost it
 	in.start("--listen", listen)
 	if code := waiter.Wait(t, time.Minute); code != 1 {
 		t.Errorf("the waiting command: code %d, want 1", code)
@@ -395,14 +370,10 @@ func TestRunnerBesideTheServerEndsWithIt(t *testing.T) {
 	}
 	wait := func(what string, ok func([]int) bool) []int {
 		t.Helper()
-		for range 400 {
-			if found := beside(); ok(found) {
-				return found
-			}
-			time.Sleep(25 * time.Millisecond)
+		if !until(func() bool { return ok(beside()) }) {
+			t.Fatalf("%s: %v", what, beside())
 		}
-		t.Fatalf("%s: %v", what, beside())
-		return nil
+		return beside()
 	}
 	first := wait("no runner was started", func(p []int) bool { return len(p) == 1 })[0]
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {

@@ -157,7 +157,7 @@ func (a *app) cancelPrivate(ctx context.Context, p *private, id ci.RunID, why er
 	}
 	hurry, now := context.WithCancel(ctx)
 	now()
-	p.child.end(hurry, 0)
+	p.child.end(hurry.Done(), 0)
 }
 
 // cancelBound is how long the private server may take to record a cancellation.
@@ -272,7 +272,7 @@ func (p *private) close() {
 		p.client.CloseIdle()
 	}
 	if p.child != nil {
-		p.child.end(context.Background(), privateDrain)
+		p.child.end(nil, privateDrain)
 	}
 	if p.logs != nil {
 		p.logs.Close()

@@ -56,19 +56,19 @@ stops them and hands them back; so does SIGQUIT at once.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.server, "server", "http://"+defaultListen, "address of the server")
-	env(f, "server", "FORGECI_SERVER")
-	bindToken(cmd, &cfg.token, &cfg.tokenFile, "registration token")
+	a.env(f, "server", "FORGECI_SERVER")
+	a.bindToken(cmd, &cfg.token, &cfg.tokenFile, "registration token")
 	f.StringVar(&cfg.data, "data", filepath.Join(defaultData, "runner"), "data directory: identity, workspaces, unsent logs")
-	env(f, "data", "FORGECI_DATA")
+	a.env(f, "data", "FORGECI_DATA")
 	f.StringVar(&cfg.name, "name", "", "name shown to people; the default is the host's name")
 	f.IntVar(&cfg.slots, "slots", 0, "how many jobs run at once; 0 is one for each processor")
-	env(f, "slots", "FORGECI_SLOTS")
+	a.env(f, "slots", "FORGECI_SLOTS")
 	f.StringArrayVar(&cfg.labels, "label", nil, "label on offer, key or key=value; may be repeated")
 	f.StringVar(&cfg.size, "size", "", "size on offer, a word of the installation")
 	f.StringVar(&cfg.jobUser, "job-user", "", "user that jobs run as; needs root")
 	f.StringVar(&cfg.path, "path", "", "PATH of the jobs; the default is the system's")
 	f.DurationVar(&cfg.flush, "flush-timeout", 30*time.Second, "how long a finished job waits for its log to arrive")
-	cfg.daemon.bind(cmd)
+	cfg.daemon.bind(a, cmd)
 	cmd.AddCommand(a.runnerListCommand(), a.runnerDrainCommand(), a.runnerFenceCommand())
 	return cmd
 }
@@ -121,7 +121,7 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 	if err != nil {
 		return err
 	}
-	defer cfg.watch(a.Stdin, log, r.Drain, r.Stop)()
+	defer cfg.watch(ctx, a.Stdin, log, r.Drain, r.Stop)()
 	return r.Run(ctx)
 }
 
@@ -164,14 +164,14 @@ type daemon struct {
 	lifeline bool
 }
 
-func (d *daemon) bind(cmd *cobra.Command) {
+func (d *daemon) bind(a *app, cmd *cobra.Command) {
 	d.level, d.format = "info", "text"
 	f := cmd.Flags()
 	levels, formats := []string{"debug", "info", "warn", "error"}, []string{"text", "json"}
 	f.Var(&choice{&d.level, levels}, "log-level", "debug, info, warn or error")
-	env(f, "log-level", "FORGECI_LOG_LEVEL")
+	a.env(f, "log-level", "FORGECI_LOG_LEVEL")
 	f.Var(&choice{&d.format, formats}, "log-format", "text or json")
-	env(f, "log-format", "FORGECI_LOG_FORMAT")
+	a.env(f, "log-format", "FORGECI_LOG_FORMAT")
 	registerChoices(cmd, "log-level", levels)
 	registerChoices(cmd, "log-format", formats)
 	f.BoolVar(&d.lifeline, lifelineFlag, false, "end when standard input ends")
@@ -195,14 +195,14 @@ func (d *daemon) logger(w io.Writer) *slog.Logger {
 // watch calls drain at the first signal and stop at the second, at SIGQUIT and
 // when the parent is gone. A third signal ends the process as if nobody had
 // listened. The function that it returns ends the watch.
-func (d *daemon) watch(stdin io.Reader, log *slog.Logger, drain, stop func()) func() {
-	ctx, cancel := context.WithCancel(context.Background())
+func (d *daemon) watch(ctx context.Context, stdin io.Reader, log *slog.Logger, drain, stop func()) func() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	signals := make(chan os.Signal, 3)
 	notify(signals)
 	gone := make(chan struct{})
 	if d.lifeline {
 		go func() {
-			//nolint:errcheck // an error is an end, too
+			// An error is an end, too.
 			_, _ = io.Copy(io.Discard, stdin)
 			close(gone)
 		}()

@@ -25,7 +25,7 @@ func (a *app) runnerListCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.runnerList(cmd.Context(), &cfg) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	return cmd
 }
@@ -48,13 +48,11 @@ func (a *app) runnerList(ctx context.Context, cfg *runnerAdminConfig) error {
 	}
 	t := table{head: []string{"RUNNER", "NAME", "STATUS", "SLOTS", "OFFERS", "SEEN", "JOBS"}}
 	for _, r := range runners {
-		offer := r.Offer.OS + "/" + r.Offer.Arch
+		offer := []string{r.Offer.OS + "/" + r.Offer.Arch}
 		for _, class := range r.Offer.Isolation {
-			offer += " " + string(class)
+			offer = append(offer, string(class))
 		}
-		if len(r.Offer.Labels) > 0 {
-			offer += " " + strings.Join(r.Offer.Labels, " ")
-		}
+		offer = append(offer, r.Offer.Labels...)
 		seen := "never"
 		if r.LastSeen != nil {
 			seen = a.ago(*r.LastSeen)
@@ -67,7 +65,7 @@ func (a *app) runnerList(ctx context.Context, cfg *runnerAdminConfig) error {
 			jobs = append(jobs, fmt.Sprintf("(%d not proved to have ended)", r.Quarantined))
 		}
 		t.add(text(string(r.ID)), text(r.Name), runnerStatus(r.Status), textf("%d/%d", len(r.Running), r.Slots),
-			text(offer), text(seen), text(strings.Join(jobs, ", ")))
+			text(strings.Join(offer, " ")), text(seen), text(strings.Join(jobs, ", ")))
 	}
 	t.write(a.out)
 	return nil
@@ -96,7 +94,7 @@ func (a *app) runnerDrainCommand() *cobra.Command {
 			return a.runnerAct(cmd.Context(), &cfg, args[0], (*protocol.Client).DrainRunner)
 		},
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	return cmd
 }
@@ -117,7 +115,7 @@ copies of a job run at the same time.`,
 			return a.runnerAct(cmd.Context(), &cfg, args[0], (*protocol.Client).FenceRunner)
 		},
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	return cmd
 }

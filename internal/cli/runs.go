@@ -28,7 +28,7 @@ func (a *app) runsCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runs(cmd.Context(), &cfg) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, false)
 	f := cmd.Flags()
 	f.StringVar(&cfg.repo, "repo", "", "only runs of this repository (owner/name)")

@@ -58,7 +58,7 @@ func (s *screen) Write(p []byte) (int, error) {
 
 // line writes one line. What it holds has been cleaned by the caller.
 func (s *screen) line(text string) {
-	//nolint:errcheck // nothing can be said where nothing can be written
+	// Nothing can be said where nothing can be written.
 	_, _ = io.WriteString(s, text+"\n")
 }
 

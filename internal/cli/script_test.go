@@ -102,8 +102,7 @@ func cmdEnds(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	err = ts.Exec(args[1], args[2:]...)
 	got := 0
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		got = exit.ExitCode()
 	} else if err != nil {
 		ts.Fatalf("%v", err)
@@ -154,23 +153,34 @@ func cmdRequests(ts *testscript.TestScript, _ bool, args []string) {
 // cmdSignal: signal NAME interrupts a background command once it waits.
 func cmdSignal(ts *testscript.TestScript, _ bool, args []string) {
 	f := fakeOf(ts)
-	for range 500 {
+	waits := until(func() bool {
 		f.mu.Lock()
-		waits := strings.Contains(strings.Join(f.requests, "\n"), "/events")
-		f.mu.Unlock()
-		if waits {
-			for _, c := range ts.BackgroundCmds() {
-				sig := map[string]os.Signal{"INT": os.Interrupt, "TERM": syscall.SIGTERM}[args[0]]
-				ts.Check(c.Process.Signal(sig))
-				f.mu.Lock()
-				f.signalled = c
-				f.mu.Unlock()
-			}
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
+		defer f.mu.Unlock()
+		return strings.Contains(strings.Join(f.requests, "\n"), "/events")
+	})
+	if !waits {
+		ts.Fatalf("the command does not wait: %v", args)
 	}
-	ts.Fatalf("the command does not wait: %v", args)
+	for _, c := range ts.BackgroundCmds() {
+		sig := map[string]os.Signal{"INT": os.Interrupt, "TERM": syscall.SIGTERM}[args[0]]
+		ts.Check(c.Process.Signal(sig))
+		f.mu.Lock()
+		f.signalled = c
+		f.mu.Unlock()
+	}
+}
+
+// until waits for something outside of this process, for 30 seconds at most.
+func until(ok func() bool) bool {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for range 1500 {
+		if ok() {
+			return true
+		}
+		<-tick.C
+	}
+	return false
 }
 
 // cmdCode: code CODE demands the exit code of the signalled command, after wait.
@@ -240,7 +250,8 @@ func furnish(t testing.TB, f *fake) {
 	f.runners = []protocol.Runner{
 		{ID: "rnr_1", Name: "runner-1", Status: "online", Slots: 4, LastSeen: &seen, Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: []string{"gpu", "zone=a"}}},
 		{ID: "rnr_2", Name: "evil\x1b[2J", Status: "offline", Slots: 1},
-		{ID: "rnr_3", Name: "twin", Status: "offline"}, {ID: "rnr_4", Name: "twin", Status: "offline"},
+		{ID: "rnr_3", Name: "twin", Status: "offline"},
+		{ID: "rnr_4", Name: "twin", Status: "offline"},
 	}
 	f.letters = []protocol.DeadLetter{{Job: "job_infra_build", Name: "build", Run: "run_infra", Repo: "local/hello", Attempts: 3, Reason: ci.ReasonRunnerLost, Detail: "three runners were lost", At: seen}}
 }

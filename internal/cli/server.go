@@ -66,29 +66,29 @@ calls that have begun are answered. A second signal does not wait for jobs.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.data, "data", defaultData, "data directory; made if it is missing")
-	env(f, "data", "FORGECI_DATA")
+	a.env(f, "data", "FORGECI_DATA")
 	f.StringVar(&cfg.listen, "listen", defaultListen, "address to listen on, host:port")
-	env(f, "listen", "FORGECI_LISTEN")
+	a.env(f, "listen", "FORGECI_LISTEN")
 	f.StringVar(&cfg.url, "url", "", "address under which people reach the server; the default is the listen address")
-	env(f, "url", "FORGECI_URL")
+	a.env(f, "url", "FORGECI_URL")
 	f.StringVar(&cfg.database, "database", "", "postgres://… or sqlite:PATH; the default is SQLite in the data directory")
-	env(f, "database", "FORGECI_DATABASE")
+	a.env(f, "database", "FORGECI_DATABASE")
 	f.StringVar(&cfg.databaseFile, "database-file", "", "file that holds the database URL")
-	env(f, "database-file", "FORGECI_DATABASE_FILE")
+	a.env(f, "database-file", "FORGECI_DATABASE_FILE")
 	f.StringVar(&cfg.blob, "blob", "", "s3://[KEY:SECRET@]HOST/BUCKET[/PREFIX][?region=R&insecure=true&style=host]; the default is the data directory")
-	env(f, "blob", "FORGECI_BLOB")
+	a.env(f, "blob", "FORGECI_BLOB")
 	f.StringVar(&cfg.blobCredentials, "blob-credentials-file", "", "file that holds KEY:SECRET of the bucket")
-	env(f, "blob-credentials-file", "FORGECI_BLOB_CREDENTIALS_FILE")
+	a.env(f, "blob-credentials-file", "FORGECI_BLOB_CREDENTIALS_FILE")
 	f.DurationVar(&cfg.leaseTTL, "lease-ttl", ci.DefaultLeaseTTL, "how long a runner may be silent before its jobs are taken for lost")
-	env(f, "lease-ttl", "FORGECI_LEASE_TTL")
+	a.env(f, "lease-ttl", "FORGECI_LEASE_TTL")
 	f.Int64Var(&cfg.logLimit, "log-limit", 0, "most bytes of one attempt's log; 0 is the default of the server")
-	env(f, "log-limit", "FORGECI_LOG_LIMIT")
+	a.env(f, "log-limit", "FORGECI_LOG_LIMIT")
 	f.StringVar(&cfg.tlsCert, "tls-cert", "", "certificate file, PEM")
-	env(f, "tls-cert", "FORGECI_TLS_CERT")
+	a.env(f, "tls-cert", "FORGECI_TLS_CERT")
 	f.StringVar(&cfg.tlsKey, "tls-key", "", "key file of the certificate, PEM")
-	env(f, "tls-key", "FORGECI_TLS_KEY")
+	a.env(f, "tls-key", "FORGECI_TLS_KEY")
 	f.BoolVar(&cfg.insecure, "insecure-http", false, "allow plain HTTP off the loopback interface, when something in front encrypts")
-	env(f, "insecure-http", "FORGECI_INSECURE_HTTP")
+	a.env(f, "insecure-http", "FORGECI_INSECURE_HTTP")
 	f.StringVar(&cfg.addressFile, "address-file", "", "write the server's address into this file once it answers, for --listen with port 0")
 	f.BoolVar(&cfg.check, "check", false, "print the effective settings, secrets masked, and exit")
 	f.BoolVar(&cfg.runner, "runner", false, "start a runner beside the server")
@@ -97,7 +97,7 @@ calls that have begun are answered. A second signal does not wait for jobs.`,
 	f.StringVar(&cfg.runnerPath, "runner-path", "", "with --runner: PATH of the jobs")
 	f.StringVar(&cfg.runnerJobUser, "runner-job-user", "", "with --runner: user that jobs run as; needs root")
 	f.DurationVar(&cfg.drain, "drain-timeout", 30*time.Second, "with --runner: how long jobs may go on after SIGTERM")
-	cfg.daemon.bind(cmd)
+	cfg.daemon.bind(a, cmd)
 	return cmd
 }
 
@@ -123,7 +123,7 @@ func (a *app) server(ctx context.Context, cfg *serverConfig) error {
 	hurry, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan struct{}) // the runner beside the server has ended, or there is none
-	defer cfg.watch(a.Stdin, log, endRunner, func() { stop(); endRunner() })()
+	defer cfg.watch(ctx, a.Stdin, log, endRunner, func() { stop(); endRunner() })()
 	go func() {
 		defer close(ended)
 		select {
@@ -133,7 +133,7 @@ func (a *app) server(ctx context.Context, cfg *serverConfig) error {
 			return
 		}
 		if cfg.runner {
-			supervise(beside, hurry, log, func() (*child, error) { return a.startRunner(s, cfg) }, cfg.drain)
+			supervise(beside, hurry.Done(), log, func() (*child, error) { return a.startRunner(s, cfg) }, cfg.drain)
 			return
 		}
 		<-beside.Done()

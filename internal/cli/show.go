@@ -42,7 +42,7 @@ up to --grace for the first of them to appear and exits with 4 if there is none.
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.show(cmd.Context(), &cfg, args) },
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, true)
 	cfg.waiting.bind(cmd)
 	f := cmd.Flags()

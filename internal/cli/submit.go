@@ -83,7 +83,7 @@ the run's result.`,
 			return a.submit(cmd.Context(), &cfg, strings.Join(args, ""))
 		},
 	}
-	cfg.connection.bind(cmd)
+	cfg.connection.bind(a, cmd)
 	cfg.output.bind(cmd, true)
 	cfg.waiting.bind(cmd)
 	cfg.submission.bind(cmd)

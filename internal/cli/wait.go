@@ -258,8 +258,7 @@ func finish(runs []protocol.Run) error {
 
 // leaving tells what to do about runs that go on when the command stops waiting.
 func (a *app) leaving(err error, ids ...ci.RunID) {
-	var stop stopped
-	if !errors.As(err, &stop) {
+	if _, ok := errors.AsType[stopped](err); !ok {
 		return
 	}
 	for _, id := range ids {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -172,9 +173,7 @@ func (c *Client) newRequest(ctx context.Context, rq call, body io.Reader) (*http
 	if err != nil {
 		return nil, ci.Errorf(ci.ErrInvalid, "request %s %s cannot be built", method, path).WithCause(err)
 	}
-	for k, v := range rq.header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, rq.header)
 	req.Header.Set("User-Agent", c.userAgent)
 	req.Header.Set(HeaderVersion, strconv.Itoa(Version))
 	if c.token != "" {
@@ -229,7 +228,7 @@ func (c *Client) once(ctx context.Context, rq call, out any) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.http.Do(req) //nolint:bodyclose // drain closes it
 	if err != nil {
 		return 0, unreachable(req.URL, err)
 	}
@@ -367,28 +366,24 @@ func causeOf(ctx context.Context, err error) error {
 // below (a refused redirect) stays what it is; a cancelled context stays visible
 // to errors.Is.
 func unreachable(u *url.URL, err error) error {
-	var typed *ci.Error
-	if errors.As(err, &typed) {
+	if typed, ok := errors.AsType[*ci.Error](err); ok {
 		return typed
 	}
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err // the address stands in the detail, without its query
 	}
 	return ci.Errorf(ci.ErrUnavailable, "no answer from %s", u.Host).WithCause(err)
 }
 
 func readError(resp *http.Response) error {
-	//nolint:errcheck // a cut explanation is still better than none
+	// A cut explanation is still better than none.
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	return errorFrom(resp, b)
 }
 
 // drain reads a little of what is left, so that the connection can be used again.
 func drain(rc io.ReadCloser) {
-	//nolint:errcheck // only an attempt to keep the connection
 	_, _ = io.Copy(io.Discard, io.LimitReader(rc, 64<<10))
-	//nolint:errcheck // nothing was written
 	_ = rc.Close()
 }
 

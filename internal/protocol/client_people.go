@@ -157,7 +157,7 @@ type JobLog struct {
 
 // JobLog opens the bytes of a job's log as they were written. The caller closes it.
 func (c *Client) JobLog(ctx context.Context, id ci.JobID, q LogQuery) (*JobLog, error) {
-	resp, err := c.stream(ctx, call{
+	resp, err := c.stream(ctx, call{ //nolint:bodyclose // JobLog closes it
 		route: RouteJobLog, values: []string{string(id)}, query: q.values(),
 		header: http.Header{"Accept": {MediaBytes}},
 	}, nil, 0)
@@ -252,7 +252,7 @@ func (c *Client) Requeue(ctx context.Context, id ci.JobID) (RunCreated, error) {
 
 // upload sends a raw body and decodes the document that answers it.
 func (c *Client) upload(ctx context.Context, rq call, body io.Reader, size int64, out any) error {
-	resp, err := c.stream(ctx, rq, body, size)
+	resp, err := c.stream(ctx, rq, body, size) //nolint:bodyclose // drain closes it
 	if err != nil {
 		return err
 	}

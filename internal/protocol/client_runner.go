@@ -139,7 +139,7 @@ func (c *Client) RestoreArtifact(ctx context.Context, lease ci.LeaseRef, id stri
 // A refusal of the store is typed by its status: an address that has expired or
 // does not allow this is ErrForbidden, a store that is away ErrUnavailable.
 func (c *Client) Upload(ctx context.Context, to SignedURL, body io.Reader, size int64) (etag string, err error) {
-	resp, err := c.signed(ctx, to, body, size)
+	resp, err := c.signed(ctx, to, body, size) //nolint:bodyclose // drain closes it
 	if err != nil {
 		return "", err
 	}

@@ -172,7 +172,7 @@ func (c *Client) followOnce(
 	if err != nil {
 		return false, false, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // only read from
+	defer resp.Body.Close()
 	for ev, err := range ReadEvents(resp.Body) {
 		if err != nil {
 			return fresh, false, err

@@ -87,7 +87,7 @@ func WriteProblem(w http.ResponseWriter, err error, instance string) {
 		h.Set("WWW-Authenticate", `Bearer realm="forgeci"`)
 	}
 	w.WriteHeader(p.Status)
-	//nolint:errcheck // the caller has gone; there is nobody left to tell
+	// An error means that the caller has gone; there is nobody left to tell.
 	_ = json.NewEncoder(w).Encode(p)
 }
 
