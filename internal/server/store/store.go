@@ -53,7 +53,11 @@ const (
 
 // ErrSerialization is what Options.Fault returns for a transaction that the
 // database asks to run again: a deadlock's victim, a busy database.
-var ErrSerialization = errors.New("the transaction has to be run again")
+const ErrSerialization again = "the transaction has to be run again"
+
+type again string
+
+func (a again) Error() string { return string(a) }
 
 // Store is an open database. It is safe for concurrent use. On SQLite all write
 // transactions pass through one connection, one after the other.
