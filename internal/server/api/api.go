@@ -169,27 +169,27 @@ func (a *API) guard(route Route, w http.ResponseWriter, r *http.Request, c *call
 	if route.Lease == LeaseCancelling {
 		access = engine.WhileCancelling
 	}
-	held, refusal := a.Engine.Hold(r.Context(), c.runner, ref, route.Name(), access)
-	if refusal == nil {
-		c.held = held
-		return false, nil
-	}
-	stored, ok := a.storedAnswers()[route.Pattern]
-	if !ok || !errors.Is(refusal, ci.ErrLeaseLost) && !errors.Is(refusal, ci.ErrRunEnded) {
-		return false, refusal
-	}
-	body, err := readBody(w, r)
+	var answer any
+	held, done, err := a.Engine.HoldOr(r.Context(), c.runner, ref, route.Name(), access, func() (found bool, err error) {
+		stored, ok := a.storedAnswers()[route.Pattern]
+		if !ok {
+			return false, nil
+		}
+		body, err := readBody(w, r)
+		if err != nil {
+			return false, err
+		}
+		answer, found, err = stored(r.Context(), c.runner, ref, body)
+		return found, err
+	})
 	if err != nil {
 		return false, err
 	}
-	answer, found, err := stored(r.Context(), c.runner, ref, body)
-	if err != nil {
-		return false, err
+	if done {
+		return true, writeJSON(w, http.StatusOK, answer)
 	}
-	if !found {
-		return false, refusal
-	}
-	return true, writeJSON(w, http.StatusOK, answer)
+	c.held = held
+	return false, nil
 }
 
 func (a *API) fail(w http.ResponseWriter, r *http.Request, id string, err error) {

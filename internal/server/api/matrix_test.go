@@ -532,6 +532,43 @@ func TestTheExactTupleIsAccepted(t *testing.T) {
 	}
 }
 
+// A repeat of a committed request after the lease's end gets the same answer and
+// is no refusal; the same request ID with another body is one.
+func TestARepeatIsNotCountedAsARefusal(t *testing.T) {
+	t.Parallel()
+	for _, route := range []string{protocol.RouteComplete, protocol.RouteHandOver} {
+		t.Run(route, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, "sqlite:"+t.TempDir()+"/m.db", all)
+			first := matrixRows(s)[route](s.lease)
+			status, answer := s.send(s.tokens["a"], first)
+			if status != http.StatusOK {
+				t.Fatalf("answered %d %s", status, answer)
+			}
+			before := s.dump()
+			again, same := s.send(s.tokens["a"], first)
+			if again != status || !bytes.Equal(same, answer) {
+				t.Errorf("the repeat was answered %d %s, the first %d %s", again, same, status, answer)
+			}
+			if got := diff(before, s.dump()); got != "" {
+				t.Errorf("the repeat changed %s", got)
+			}
+			if n := s.rejections(); n != 0 {
+				t.Errorf("the repeat was counted as %d refusals", n)
+			}
+			other := first
+			other.body = bytes.Replace(first.body, []byte(`"cgroup"`), []byte(`"scan"`), 1)
+			if status, body := s.send(s.tokens["a"], other); status != http.StatusConflict {
+				t.Errorf("another body under the same request ID was answered %d %s", status, body)
+			}
+			s.dump() // writes what is counted
+			if n := s.rejections(); n != 1 {
+				t.Errorf("another body under the same request ID was counted as %d refusals", n)
+			}
+		})
+	}
+}
+
 // upload opens a session, and for sealing also sends its part.
 func (s *stage) upload(pattern string) {
 	if pattern != protocol.RouteSignParts && pattern != protocol.RouteSealArtifact {

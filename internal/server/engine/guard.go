@@ -48,6 +48,16 @@ const (
 // Hold is the guard: it proves that the caller holds the lease now. route names
 // the call for the count of rejections.
 func (e *Engine) Hold(ctx context.Context, who Identity, ref ci.LeaseRef, route string, access Access) (Held, error) {
+	h, _, err := e.HoldOr(ctx, who, ref, route, access, func() (bool, error) { return false, nil })
+	return h, err
+}
+
+// HoldOr is Hold for a call whose answer outlives the lease. When the lease is
+// not current, repeated says whether the same request was answered before: then
+// HoldOr reports true, and nothing was refused, so that nothing is counted.
+func (e *Engine) HoldOr(ctx context.Context, who Identity, ref ci.LeaseRef, route string, access Access,
+	repeated func() (bool, error),
+) (Held, bool, error) {
 	var h Held
 	err := e.read(ctx, func(tx *store.Tx, now int64) error {
 		lease, ok, err := tx.Lease(ctx, ref.Job)
@@ -69,11 +79,21 @@ func (e *Engine) Hold(ctx context.Context, who Identity, ref ci.LeaseRef, route 
 		}
 		return ci.Rejected(reject)
 	})
-	if err != nil {
-		e.noteReject(who, ref, route, err)
-		return Held{}, err
+	if err == nil {
+		return h, false, nil
 	}
-	return h, nil
+	if ci.RejectOf(err) != ci.RejectNone {
+		done, failed := repeated()
+		if done {
+			return Held{}, true, nil
+		}
+		if failed != nil {
+			e.noteReject(who, ref, route, err)
+			return Held{}, false, failed
+		}
+	}
+	e.noteReject(who, ref, route, err)
+	return Held{}, false, err
 }
 
 // read runs fn in a read transaction with the database's time; a jump of that
