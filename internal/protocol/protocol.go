@@ -66,6 +66,11 @@ type OpenSession struct {
 	// Terminated names attempts of earlier sessions whose sandbox the runner has
 	// proven to have ended.
 	Terminated []AttemptRef `json:"terminated,omitempty"`
+	// Swept says more: of all attempts that the server ever gave to this runner,
+	// also of those it never learned of because the reply was lost, nothing is left
+	// but those in Alive.
+	Swept bool         `json:"swept,omitempty"`
+	Alive []AttemptRef `json:"alive,omitempty"`
 	// At is the runner's wall clock, to report a large difference.
 	At time.Time `json:"at"`
 }

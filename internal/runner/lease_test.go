@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -36,6 +37,47 @@ func TestCase_QUE_05_lost_claim_reply_gives_the_same_job_once(t *testing.T) {
 		}
 		if ran := r.exec.scripts(); len(ran) != 1 {
 			t.Errorf("steps run: %q", ran)
+		}
+	})
+}
+
+// A claim whose replies are lost until its lease is over leaves a slot that the
+// server counts as taken: the runner opens a session that says that nothing of it
+// is here, while its other job goes on under its own lease.
+func TestTicketThatNeverArrivedIsRuledOut(t *testing.T) {
+	t.Parallel()
+	inBubble(t, 10*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		r.config.Slots = 2
+		r.exec.steps["work"] = func(context.Context, executor.Step) executor.Result {
+			time.Sleep(time.Minute)
+			return executor.Result{}
+		}
+		began := time.Now()
+		s.fault = func(route string, nth int) string {
+			if route == protocol.RouteClaim && nth > 1 && time.Since(began) < 30*time.Second {
+				return "lost"
+			}
+			return ""
+		}
+		first := s.add(job("work"), nil)
+		r.start()
+		time.Sleep(time.Second)
+		second := s.add(job("echo never"), nil)
+		time.Sleep(40 * time.Second)
+		s.mu.Lock()
+		hello := s.hello[len(s.hello)-1]
+		s.mu.Unlock()
+		alive := []protocol.AttemptRef{{Job: first.lease.Job, Epoch: first.lease.Epoch}}
+		if !hello.Swept || !slices.Equal(hello.Alive, alive) || len(s.hello) != 2 {
+			t.Errorf("the latest of %d sessions says %+v, want alive %v", len(s.hello), hello, alive)
+		}
+		r.finish(first)
+		r.drain()
+		if first.complete == nil || first.complete.Conclusion != ci.ConclusionSuccess {
+			t.Errorf("the other job ended with %+v", first.complete)
+		}
+		if second.complete != nil {
+			t.Errorf("a job whose ticket was lost ended with %+v", second.complete)
 		}
 	})
 }

@@ -21,7 +21,7 @@ type poller struct {
 	log    *slog.Logger
 	ids    ci.IDSource
 	hello  func() protocol.OpenSession // what the runner offers, and what it proved to have ended
-	opened func(protocol.SessionOpened)
+	opened func(said protocol.OpenSession, got protocol.SessionOpened)
 	start  func(claimed) // runs a job; the poller is told by done
 	ready  func(context.Context) error
 	done   chan struct{} // a job's slot is free
@@ -63,12 +63,12 @@ func (p *poller) run(ctx context.Context) error {
 func (p *poller) ask(ctx context.Context) error {
 	var wait backoff
 	for ctx.Err() == nil {
-		opened, err := p.open(ctx)
+		said, opened, err := p.open(ctx)
 		if err != nil {
 			return err
 		}
 		p.session.Store(&opened)
-		p.opened(opened)
+		p.opened(said, opened)
 		began := time.Now()
 		err = p.claims(ctx, opened)
 		if ctx.Err() != nil {
@@ -87,22 +87,21 @@ func (p *poller) ask(ctx context.Context) error {
 
 // open opens a session, registering first where that is needed. It repeats
 // until the server answers; what a repeat cannot cure is returned.
-func (p *poller) open(ctx context.Context) (protocol.SessionOpened, error) {
-	hello := p.hello()
+func (p *poller) open(ctx context.Context) (hello protocol.OpenSession, opened protocol.SessionOpened, err error) {
+	hello = p.hello()
 	hello.RequestID = p.ids.New(ci.PrefixRequest)
 	var wait backoff
 	refusals := 0
 	for {
 		have := p.id.current()
-		var opened protocol.SessionOpened
-		err := error(ci.Errorf(ci.ErrUnauthorized, "no credential"))
+		err = error(ci.Errorf(ci.ErrUnauthorized, "no credential"))
 		if have.Credential != "" {
 			try, cancel := context.WithTimeout(ctx, callLimit)
 			hello.At = time.Now()
 			opened, err = p.server.call().OpenSession(try, hello)
 			cancel()
 			if err == nil {
-				return opened, nil
+				return hello, opened, nil
 			}
 		}
 		if errors.Is(err, ci.ErrUnauthorized) && refusals < 3 {
@@ -113,19 +112,19 @@ func (p *poller) open(ctx context.Context) (protocol.SessionOpened, error) {
 				continue
 			}
 			if errors.Is(err, ci.ErrUnauthorized) {
-				return opened, err
+				return hello, opened, err
 			}
 		}
 		if ctx.Err() != nil {
-			return opened, context.Cause(ctx)
+			return hello, opened, context.Cause(ctx)
 		}
 		if errors.Is(err, ci.ErrUnauthorized) || !transient(err) {
-			return opened, err
+			return hello, opened, err
 		}
 		d := wait.delay(err)
 		p.log.WarnContext(ctx, "the server does not answer", slog.Duration("again_in", d), slog.Any("error", err))
 		if stopped := pause(ctx, d); stopped != nil {
-			return opened, stopped
+			return hello, opened, stopped
 		}
 	}
 }
@@ -224,10 +223,9 @@ func (p *poller) poll(ctx context.Context, session ci.SessionID, hold time.Durat
 		case a.err == nil:
 			a.early = a.ticket == nil && hold > 0 && time.Since(start) < hold/2
 			return a
-		case errors.Is(a.err, ci.ErrLeaseLost) && ci.RejectOf(a.err) != ci.RejectSession:
-			// A lease was given and is over: ask anew.
-			return answer{early: true}
 		case errors.Is(a.err, ci.ErrUnauthorized) || !transient(a.err):
+			// Also when a lease was given and is over: its slot counts as taken until
+			// the next session says that nothing of it is here.
 			return a
 		}
 		if ctx.Err() == nil {

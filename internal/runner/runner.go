@@ -79,6 +79,7 @@ type Runner struct {
 	mu sync.Mutex
 	// guarded by mu
 	terminated []protocol.AttemptRef // to be reported with the next session
+	alive      []protocol.AttemptRef // claimed, and not proven to have ended here
 	records    []ci.LeaseRef         // of an earlier process, to be forgotten then
 }
 
@@ -164,6 +165,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	always.Go(func() { after(life, r.draining, drained) })
 	always.Go(func() { after(life, r.stopping, func() { stopped(causeStop) }) })
 	r.poller.start = func(c claimed) {
+		r.lives(c.ticket.Lease)
 		jobs.Go(func() {
 			defer func() { r.poller.done <- struct{}{} }()
 			r.work(life, working, c)
@@ -236,7 +238,27 @@ func (r *Runner) reported(attempt protocol.AttemptRef) {
 	r.terminated = slices.DeleteFunc(r.terminated, func(a protocol.AttemptRef) bool { return a == attempt })
 }
 
-// hello is what the runner says when it opens a session.
+// lives notes a claimed attempt before anything is done for it, so that no session
+// that is opened from now on rules it out.
+func (r *Runner) lives(lease ci.LeaseRef) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.alive = append(r.alive, protocol.AttemptRef{Job: lease.Job, Epoch: lease.Epoch})
+}
+
+// buried forgets an attempt of which nothing is left and that was reported, or is
+// to be reported as ended.
+func (r *Runner) buried(lease ci.LeaseRef) {
+	ref := protocol.AttemptRef{Job: lease.Job, Epoch: lease.Epoch}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.alive = slices.DeleteFunc(r.alive, func(a protocol.AttemptRef) bool { return a == ref })
+}
+
+// hello is what the runner says when it opens a session: what it offers, and
+// what is left here of all that it was ever given. The sweep at the start ended
+// everything of earlier processes; attempts of this one are alive until their
+// worker has proven their end.
 func (r *Runner) hello() protocol.OpenSession {
 	offer := protocol.Offer{OS: runtime.GOOS, Arch: runtime.GOARCH, Size: r.cfg.Size, Labels: r.cfg.Labels}
 	for _, e := range r.cfg.Executors {
@@ -246,15 +268,16 @@ func (r *Runner) hello() protocol.OpenSession {
 	defer r.mu.Unlock()
 	return protocol.OpenSession{
 		Protocol: protocol.Version, Version: r.cfg.Version, Slots: r.cfg.Slots, Offer: offer,
-		Terminated: append([]protocol.AttemptRef(nil), r.terminated...),
+		Terminated: slices.Clone(r.terminated), Swept: true, Alive: slices.Clone(r.alive),
 	}
 }
 
 // opened forgets what the new session has reported.
-func (r *Runner) opened(s protocol.SessionOpened) {
+func (r *Runner) opened(said protocol.OpenSession, s protocol.SessionOpened) {
 	r.mu.Lock()
 	records := r.records
-	r.terminated, r.records = nil, nil
+	r.records = nil
+	r.terminated = slices.DeleteFunc(r.terminated, func(a protocol.AttemptRef) bool { return slices.Contains(said.Terminated, a) })
 	r.mu.Unlock()
 	for _, lease := range records {
 		if err := r.cfg.Workspaces.End(lease); err != nil {

@@ -117,6 +117,11 @@ func (r *Runner) work(life, working context.Context, c claimed) {
 	for i, step := range t.Job.Steps {
 		w.steps = append(w.steps, protocol.StepUpdate{Index: i, Name: step.Name, State: ci.StateWaiting})
 	}
+	defer func() {
+		if w.evidence.Terminated {
+			r.buried(w.lease)
+		}
+	}()
 	w.log.InfoContext(job, "job claimed", slog.String("name", t.Job.Name), slog.String("repo", t.Run.Repo))
 	if err := r.keeper.hold(lease, w.held, c.granted); err != nil {
 		w.log.WarnContext(job, "the claimed lease is not ours", slog.Any("error", err))

@@ -8,6 +8,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/server/engine"
+	"forgeci/internal/server/store"
 )
 
 func TestAJobRunsOnceAndItsSuccessorFollows(t *testing.T) {
@@ -163,4 +164,51 @@ func TestDeclaredLabelsBringTheirJobs(t *testing.T) {
 			t.Errorf("got %s", got.Job.Name)
 		}
 	})
+}
+
+// A new session of a swept host frees every slot that its runner is thought to
+// use, also that of an attempt whose ticket never arrived; what is alive there
+// keeps its lease.
+func TestASweptHostFreesSlotsOfTicketsThatNeverArrived(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("alive"), job("lost"), job("unknown"))
+		a := w.agent("a", 3)
+		refs := map[string]ci.LeaseRef{}
+		for range 3 {
+			got := a.mustClaim()
+			refs[got.Job.Name] = got.Lease
+		}
+		a.phase(refs["alive"], ci.PhaseExecuting)
+		a.phase(refs["lost"], ci.PhaseExecuting)
+		of := func(name string) protocol.AttemptRef {
+			return protocol.AttemptRef{Job: refs[name].Job, Epoch: refs[name].Epoch}
+		}
+		if _, err := w.e.OpenSession(w.ctx, a.who, protocol.OpenSession{RequestID: "swept", Protocol: 1, Slots: 3,
+			Terminated: []protocol.AttemptRef{of("lost")}, Swept: true, Alive: []protocol.AttemptRef{of("alive")}}); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantJob(id, "alive", ci.StateRunning, "", "")
+		w.wantJob(id, "lost", ci.StateFinished, ci.ConclusionAborted, ci.ReasonRunnerRestarted)
+		w.wantJob(id, "unknown", ci.StateReady, "", "")
+		if got := w.occupied(a.who.Runner); len(got) != 1 || got[0].Job != refs["alive"].Job {
+			w.t.Errorf("taken slots: %v", got)
+		}
+		a.complete(refs["alive"], success())
+		w.wantJob(id, "alive", ci.StateFinished, ci.ConclusionSuccess, "")
+		w.check()
+	})
+}
+
+// occupied returns the attempts that take slots of a runner.
+func (w *world) occupied(id ci.RunnerID) (ks []store.AttemptKey) {
+	w.t.Helper()
+	err := w.store.Read(w.ctx, func(tx *store.Tx) (err error) {
+		ks, err = tx.OccupancyOfRunner(w.ctx, id)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return ks
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"forgeci/internal/ci"
@@ -54,8 +55,8 @@ func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, req p
 
 // OpenSession begins a process life of a runner. Earlier sessions of the runner
 // end: nothing more is given to them. Attempts that the request reports as
-// terminated end at once (reason runner_restarted, decided by phase and policy);
-// others keep their leases. A fenced or draining runner is active again. The
+// terminated, or rules out as swept, end at once (reason runner_restarted,
+// decided by phase and policy); others keep their leases. A fenced or draining runner is active again. The
 // same request ID gives the same session.
 func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.OpenSession) (protocol.SessionOpened, error) {
 	switch {
@@ -66,8 +67,8 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 			"the runner speaks protocol %d, this server %d to %d: run matching versions", req.Protocol, protocol.MinVersion, protocol.Version)
 	case req.Slots < 1 || req.Slots > 10_000:
 		return protocol.SessionOpened{}, ci.Errorf(ci.ErrInvalid, "slots: 1 to 10000 are possible")
-	case len(req.Terminated) > 10_000 || len(req.Offer.Labels) > 1000:
-		return protocol.SessionOpened{}, ci.Errorf(ci.ErrTooLarge, "too many terminated attempts or labels")
+	case len(req.Terminated) > 10_000 || len(req.Alive) > 10_000 || len(req.Offer.Labels) > 1000:
+		return protocol.SessionOpened{}, ci.Errorf(ci.ErrTooLarge, "too many terminated or live attempts, or labels")
 	}
 	var session store.Session
 	var served map[string]bool
@@ -92,20 +93,25 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 		if ended, err = t.SessionsOfRunner(ctx, who.Runner); err != nil {
 			return err
 		}
-		if err := t.endReported(ctx, who, req.Terminated); err != nil {
-			return err
-		}
 		now, err := t.lockedNow(ctx)
 		if err != nil {
 			return err
-		}
-		if d := time.Duration(req.At.UnixMicro()-now) * time.Microsecond; !req.At.IsZero() && max(d, -d) > clockTold {
-			opened.ClockDiffers = ci.Duration(d)
 		}
 		for _, s := range ended {
 			if err := t.EndSession(ctx, s.ID, now); err != nil {
 				return err
 			}
+		}
+		// Nothing is given to the earlier sessions from here on.
+		reported, err := t.reported(ctx, who, req)
+		if err != nil {
+			return err
+		}
+		if err := t.endReported(ctx, who, reported); err != nil {
+			return err
+		}
+		if d := time.Duration(req.At.UnixMicro()-now) * time.Microsecond; !req.At.IsZero() && max(d, -d) > clockTold {
+			opened.ClockDiffers = ci.Duration(d)
 		}
 		if err := t.SetRunnerStatus(ctx, who.Runner, "active"); err != nil {
 			return err
@@ -145,6 +151,27 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 	}
 	opened.Session = session.ID
 	return opened, nil
+}
+
+// reported returns the attempts that a new session proves to have ended: those
+// it names, and when its host is swept all others of the runner but the live
+// ones. That takes in attempts whose ticket never reached the runner.
+func (t *txn) reported(ctx context.Context, who Identity, req protocol.OpenSession) ([]protocol.AttemptRef, error) {
+	if !req.Swept {
+		return req.Terminated, nil
+	}
+	taken, err := t.OccupancyOfRunner(ctx, who.Runner)
+	if err != nil {
+		return nil, err
+	}
+	out := slices.Clone(req.Terminated)
+	for _, k := range taken {
+		a := protocol.AttemptRef{Job: k.Job, Epoch: k.Epoch}
+		if !slices.Contains(req.Alive, a) && !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out, nil
 }
 
 // endReported ends the leases of attempts that their runner has proven to have

@@ -232,6 +232,12 @@ func (t *Tx) ReleaseOwnOccupancy(ctx context.Context, id ci.RunnerID, ks []Attem
 	return query(ctx, t, "OccupancyReleaseOwn", scanAttemptKey, attemptKeys(ks), id)
 }
 
+// OccupancyOfRunner returns the attempts that take a slot of the runner, those
+// that hold a lease included.
+func (t *Tx) OccupancyOfRunner(ctx context.Context, id ci.RunnerID) ([]AttemptKey, error) {
+	return query(ctx, t, "OccupancyOfRunner", scanAttemptKey, id)
+}
+
 // ReleaseRunnerOccupancy frees all slots of a fenced runner.
 func (t *Tx) ReleaseRunnerOccupancy(ctx context.Context, id ci.RunnerID) ([]AttemptKey, error) {
 	return query(ctx, t, "OccupancyReleaseRunner", scanAttemptKey, id)

@@ -135,6 +135,9 @@ DELETE FROM occupancy WHERE runner_id = $2 AND (job_id, epoch) IN
 -- name: OccupancyReleaseRunner
 DELETE FROM occupancy WHERE runner_id = $1 RETURNING job_id, epoch;
 
+-- name: OccupancyOfRunner
+SELECT job_id, epoch FROM occupancy WHERE runner_id = $1 ORDER BY job_id, epoch;
+
 -- name: OccupancyQuarantine
 UPDATE occupancy SET quarantined = 1 WHERE (job_id, epoch) IN
   (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1));

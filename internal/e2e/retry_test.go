@@ -1,0 +1,144 @@
+package e2e_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"forgeci/internal/ci"
+)
+
+// Retrying the failed jobs of a run uses the artifacts of those that succeeded;
+// retrying the whole run sees nothing of any earlier run.
+func TestCase_RERUN_01_RetryOfFailedJobsUsesWhatSucceeded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, config{})
+	w.machine("a").start()
+	first := w.submit(`
+  - name: build
+    steps:
+      - 'echo ran >>"$SIGNS/builds"; [ -e "$SIGNS/nothing" ] || head -c 100000 /dev/urandom >bin'
+      - 'if [ -e bin ]; then sha256sum bin; fi'
+    artifacts: {publish: [{name: bin, path: bin, optional: true}]}
+  - name: publish
+    artifacts: {restore: [{from_job: build, name: bin, path: bin}]}
+    steps:
+      - sha256sum bin
+      - '[ -e "$SIGNS/mended" ]'
+  - name: after
+    steps: ['true']
+`, nil)
+	w.outcome(w.finished(first), "failed job_failed", map[string]string{"build": "success", "publish": "failed exit", "after": "skipped needs"})
+	build := w.job(first, "build")
+	made := w.log(build.ID, 1, "stdout")
+
+	w.sign("mended")
+	second := w.retry(first, "--failed")
+	run := w.finished(second)
+	w.outcome(run, "success", map[string]string{"build": "success pinned", "publish": "success", "after": "success"})
+	if run.ParentRun != first {
+		t.Errorf("parent of the retry is %q", run.ParentRun)
+	}
+	if j := w.job(second, "build"); j.PinnedFrom != build.ID || j.Attempts != 0 {
+		t.Errorf("build of the retry is pinned from %q and has %d attempts", j.PinnedFrom, j.Attempts)
+	}
+	if got := w.log(w.job(second, "publish").ID, 1, "stdout"); got != made {
+		t.Errorf("publish got %q, build made %q", got, made)
+	}
+	if got := w.read("builds"); got != "ran\n" {
+		t.Errorf("build ran again: %q", got)
+	}
+
+	w.sign("nothing")
+	third := w.retry(second)
+	w.outcome(w.finished(third), "failed infrastructure", map[string]string{
+		"build": "success", "publish": "failed artifact_missing", "after": "skipped needs",
+	})
+	w.close()
+}
+
+// retry retries a run by the command line.
+func (w *world) retry(id ci.RunID, args ...string) ci.RunID {
+	w.t.Helper()
+	r := w.forgeci(append([]string{"retry", string(id)}, args...)...)
+	if r.Code != 0 {
+		w.t.Fatalf("forgeci retry ended with %d", r.Code)
+	}
+	return ci.RunID(strings.TrimSpace(r.Stdout))
+}
+
+// A runner that is lost again and again: attempts until the policy's or the
+// installation's budget is used up, then a dead letter; each attempt has its own
+// log, and what needs the job waits for the last attempt.
+func TestCase_RERUN_04_RunnerLostUntilTheBudgetIsUsedUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, config{ttl: 5 * time.Minute})
+	a := w.machine("a").start()
+	id := w.submit(counting("{max: 2, on: [runner_lost]}")+"  - name: after\n    steps: ['true']\n", nil)
+	for attempt := range 3 {
+		w.came("build", attempt+1)
+		if j := w.job(id, "after"); j.State != ci.StateWaiting {
+			t.Errorf("after is %s while build is tried again", j.State)
+		}
+		a.kill()
+		a.start()
+	}
+	w.outcome(w.finished(id), "failed infrastructure", map[string]string{"build": "failed attempts_exhausted", "after": "skipped needs"})
+	job := w.job(id, "build")
+	w.attempts(job, "aborted runner_restarted", "aborted runner_restarted", "aborted runner_restarted")
+	for _, at := range job.Attempt {
+		w.begun(w.log(job.ID, at.Epoch, "stdout"), int(at.Epoch))
+	}
+	if r := w.forgeci("deadletters"); r.Code != 0 || !strings.Contains(r.Stdout, string(job.ID)) {
+		t.Errorf("forgeci deadletters (%d): %s", r.Code, r.Stdout)
+	}
+	w.close()
+}
+
+// A failing command is a result, whatever its exit code, unless the policy names
+// the code; a timeout has a cause of its own; a cancel during the pause before
+// the next attempt prevents it.
+func TestCase_RERUN_04_ResultsAreNotRetried(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, config{ttl: 5 * time.Minute})
+	w.machine("a").start()
+	id := w.submit(`
+  one: {retry: {max: 2, on: [runner_lost]}, steps: [exit 1]}
+  killed: {retry: {max: 2, on: [runner_lost]}, steps: [kill -KILL $$]}
+  terminated: {retry: {max: 2, on: [runner_lost]}, steps: [exit 143]}
+  last: {retry: {max: 2, on: [runner_lost]}, steps: [exit 255]}
+  named: {retry: {max: 1, on: [{exit: [75]}]}, steps: [exit 75]}
+  mended: {retry: {max: 1, on: [{exit: [75]}]}, steps: ['[ "$CI_ATTEMPT" = 2 ] || exit 75']}
+  slow: {timeout: 1s, retry: {max: 2, on: [runner_lost]}, steps: [sleep 60]}
+`, nil)
+	w.outcome(w.finished(id), "failed job_failed", map[string]string{
+		"one": "failed exit", "killed": "failed exit", "terminated": "failed exit", "last": "failed exit",
+		"named": "failed exit", "mended": "success", "slow": "timed_out timeout",
+	})
+	for _, name := range []string{"one", "killed", "terminated", "last"} {
+		w.attempts(w.job(id, name), "failed exit *")
+	}
+	w.attempts(w.job(id, "slow"), "timed_out timeout *")
+	w.attempts(w.job(id, "named"), "failed exit", "failed exit *")
+	w.attempts(w.job(id, "mended"), "failed exit", "success *")
+	w.close()
+}
+
+// No attempt begins after a cancel that came during the pause before it.
+func TestCase_RERUN_04_CancelInThePauseBeforeTheNextAttempt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, config{ttl: 5 * time.Minute})
+	a := w.machine("a").start()
+	id := w.submit(counting(onLoss), nil)
+	w.came("build", 1)
+	a.kill()
+	a.boot()
+	w.until(patience, "the end of attempt 1", func() bool { return w.job(id, "build").State == ci.StateReady })
+	if r := w.forgeci("cancel", string(id)); r.Code != 0 {
+		t.Errorf("forgeci cancel ended with %d", r.Code)
+	}
+	w.outcome(w.finished(id), "cancelled user", map[string]string{"build": "cancelled user"})
+	pass(1500 * time.Millisecond) // the pause would be over
+	w.attempts(w.job(id, "build"), "aborted runner_restarted")
+	w.close()
+}
