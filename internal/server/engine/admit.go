@@ -41,12 +41,12 @@ func (t *txn) reopenFor(org ci.OrgID) {
 	t.reopen[org] = true
 }
 
-// wake counts jobs of a shape that polls should hear of.
-func (t *txn) wake(shape string) {
+// wake counts jobs that polls should hear of.
+func (t *txn) wake(org ci.OrgID, shape string) {
 	if t.wakes == nil {
-		t.wakes = map[string]int{}
+		t.wakes = map[claimable]int{}
 	}
-	t.wakes[shape]++
+	t.wakes[claimable{org, shape}]++
 }
 
 // How many held jobs of a tenant one transaction opens at most.
@@ -151,7 +151,7 @@ func (t *txn) enqueue(ctx context.Context, orgs map[ci.OrgID]*store.Org, now int
 		open := r.due <= now && t.e.fleet.serves(j.Shape) && (org.JobLimit == 0 || org.Admitted < org.JobLimit)
 		if open {
 			org.Admitted++
-			t.wake(j.Shape)
+			t.wake(j.Org, j.Shape)
 		} else if r.due > now {
 			t.e.dueAt(r.due - now)
 		}
@@ -179,7 +179,7 @@ func (t *txn) openHeld(ctx context.Context, org *store.Org, now int64) error {
 	ids := make([]ci.JobID, len(held))
 	for i, h := range held {
 		ids[i] = ci.JobID(h[0])
-		t.wake(h[1])
+		t.wake(org.ID, h[1])
 	}
 	org.Admitted += int64(len(held))
 	if len(held) == openMost {

@@ -19,9 +19,14 @@ type claimOp struct {
 	session ci.SessionID
 	request string
 
-	lease *ci.LeaseRef // the answer; nil = nothing to do
-	err   *error
+	lease   *ci.LeaseRef // the answer; nil = nothing to do
+	blocked bool         // the session cannot take a job now
+	err     *error
 }
+
+// blockedPause is how long a poll whose session cannot take a job is left out of
+// the wake-ups.
+const blockedPause = time.Second
 
 // MaxPoll bounds how long a claim may wait.
 const MaxPoll = 60 * time.Second
@@ -44,9 +49,10 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	}
 	e.fleet.polling(session.ID, 1)
 	defer e.fleet.polling(session.ID, -1)
-	p, stop := e.hub.listen(session.Offer)
+	p, stop := e.hub.listen(who.Org, session.Offer)
 	defer stop()
 	first := true
+	var again <-chan time.Time // a blocked session looks again
 	for {
 		if !work && first {
 			// Something may have been opened between the look and the listening.
@@ -63,6 +69,10 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			if op.lease != nil {
 				return e.ticket(ctx, *op.lease)
 			}
+			if op.blocked {
+				e.hub.deafen(p)
+				again = time.After(blockedPause)
+			}
 		}
 		if req.Wait.Std() <= 0 {
 			return nil, nil // a claim that does not wait looks once
@@ -72,6 +82,12 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			return nil, ctx.Err()
 		case <-deadline.C:
 			return nil, nil
+		case <-again:
+			again = nil
+			e.hub.hear(p)
+			if session, work, err = e.claimable(ctx, who, req); err != nil {
+				return nil, err
+			}
 		case <-p.woken:
 			work = true
 			if e.hub.isClosed() {
@@ -135,7 +151,7 @@ func (t *txn) lockClaimers(ctx context.Context, ops []*claimOp) (map[ci.SessionI
 	}
 	ids := make([]ci.SessionID, len(ops))
 	for i, op := range ops {
-		op.lease = nil
+		op.lease, op.blocked = nil, false
 		ids[i] = op.session
 	}
 	rows, err := t.LockSessions(ctx, ids)
@@ -177,6 +193,7 @@ func (t *txn) claimBatch(ctx context.Context, ops []*claimOp, sessions map[ci.Se
 			free[s.Runner] = s.Slots - s.Occupied
 		}
 		if s.State != "open" || s.Status != "active" || free[s.Runner] <= 0 {
+			op.blocked = true
 			continue
 		}
 		free[s.Runner]--

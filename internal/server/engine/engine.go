@@ -176,7 +176,7 @@ type txn struct {
 	release map[ci.OrgID]int64 // admissions to give back
 	ready   []readyJob
 	reopen  map[ci.OrgID]bool     // look for held jobs
-	wakes   map[string]int        // shape -> jobs that became claimable
+	wakes   map[claimable]int     // jobs that became claimable
 	lines   []func()              // log lines, written after commit
 	runs    map[ci.RunID]ci.OrgID // changed runs, told to watchers after commit
 }
@@ -208,8 +208,8 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 		if err != nil {
 			return err
 		}
-		for shape, n := range t.wakes {
-			e.hub.wake(e.fleet.offersOf(shape), n)
+		for c, n := range t.wakes {
+			e.hub.wake(c.org, e.fleet.offersOf(c.shape), n)
 		}
 		for id, org := range t.runs {
 			e.hub.runChanged(org, id)

@@ -60,8 +60,25 @@ func (e *Engine) Sweep(ctx context.Context, full bool) error {
 		if err := e.silentSessions(ctx); err != nil {
 			return err
 		}
+		if err := e.wakeOpen(ctx); err != nil {
+			return err
+		}
 	}
 	return e.openDue(ctx)
+}
+
+// wakeOpen wakes polls for whatever is open: a wake-up that was lost, or that
+// another node would have had to send, costs a sweep's interval.
+func (e *Engine) wakeOpen(ctx context.Context) error {
+	var open []store.OpenCount
+	err := e.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		open, err = tx.OpenCounts(ctx)
+		return err
+	})
+	for _, o := range open {
+		e.hub.wake(o.Org, e.fleet.offersOf(o.Shape), int(o.N))
+	}
+	return err
 }
 
 // Expire ends leases that have run out in database time, and those past the

@@ -16,8 +16,16 @@ type hub struct {
 }
 
 type poll struct {
+	org   ci.OrgID
 	offer string
 	woken chan struct{} // capacity 1
+	deaf  bool          // guarded by hub.mu: its session cannot take a job now
+}
+
+// claimable names jobs that polls should hear of: a tenant's, of one shape.
+type claimable struct {
+	org   ci.OrgID
+	shape string
 }
 
 type watch struct {
@@ -28,8 +36,8 @@ type watch struct {
 
 func newHub() *hub { return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}} }
 
-func (h *hub) listen(offer string) (p *poll, stop func()) {
-	p = &poll{offer: offer, woken: make(chan struct{}, 1)}
+func (h *hub) listen(org ci.OrgID, offer string) (p *poll, stop func()) {
+	p = &poll{org: org, offer: offer, woken: make(chan struct{}, 1)}
 	h.mu.Lock()
 	h.polls[p] = true
 	h.mu.Unlock()
@@ -39,21 +47,36 @@ func (h *hub) listen(offer string) (p *poll, stop func()) {
 		h.mu.Unlock()
 		select {
 		case <-p.woken: // the hint was meant for somebody: pass it on
-			h.wake(map[string]bool{offer: true}, 1)
+			h.wake(org, map[string]bool{offer: true}, 1)
 		default:
 		}
 	}
 }
 
-// wake wakes up to n polls of the offers.
-func (h *hub) wake(offers map[string]bool, n int) {
+// deafen takes a poll out of the hearing, because its session cannot take a job
+// now (no free slot, draining), and passes its hint on; hear brings it back.
+func (h *hub) deafen(p *poll) {
+	h.mu.Lock()
+	p.deaf = true
+	h.mu.Unlock()
+	h.wake(p.org, map[string]bool{p.offer: true}, 1)
+}
+
+func (h *hub) hear(p *poll) {
+	h.mu.Lock()
+	p.deaf = false
+	h.mu.Unlock()
+}
+
+// wake wakes up to n polls of a tenant's runners with one of the offers.
+func (h *hub) wake(org ci.OrgID, offers map[string]bool, n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.polls {
 		if n <= 0 {
 			return
 		}
-		if !offers[p.offer] {
+		if p.deaf || p.org != org || !offers[p.offer] {
 			continue
 		}
 		select {
@@ -114,4 +137,11 @@ func (h *hub) runChanged(org ci.OrgID, id ci.RunID) {
 			}
 		}
 	}
+}
+
+// Polls counts the long polls that wait.
+func (e *Engine) Polls() int {
+	e.hub.mu.Lock()
+	defer e.hub.mu.Unlock()
+	return len(e.hub.polls)
 }

@@ -318,16 +318,14 @@ func (t *Tx) ShiftDue(ctx context.Context, deltaUS int64) error {
 	return err
 }
 
-// OpenCounts returns how many jobs each shape has open.
-func (t *Tx) OpenCounts(ctx context.Context) (map[string]int64, error) {
-	type row struct {
-		shape string
-		n     int64
-	}
-	rows, err := query(ctx, t, "QueueOpenCounts", func(r scanner, v *row) error { return r.Scan(&v.shape, &v.n) })
-	out := make(map[string]int64, len(rows))
-	for _, r := range rows {
-		out[r.shape] = r.n
-	}
-	return out, err
+// OpenCount is how many jobs of a tenant and shape may be claimed.
+type OpenCount struct {
+	Org   ci.OrgID
+	Shape string
+	N     int64
+}
+
+// OpenCounts counts the open jobs of the queue.
+func (t *Tx) OpenCounts(ctx context.Context) ([]OpenCount, error) {
+	return query(ctx, t, "QueueOpenCounts", func(r scanner, v *OpenCount) error { return r.Scan(&v.Org, &v.Shape, &v.N) })
 }

@@ -162,7 +162,7 @@ RETURNING org_id;
 UPDATE queue SET published = 1 WHERE job_id IN (SELECT key FROM json_each($1));
 
 -- name: QueueOpenCounts
-SELECT shape_id, COUNT(*) FROM queue WHERE open = 1 GROUP BY shape_id;
+SELECT org_id, shape_id, COUNT(*) FROM queue WHERE open = 1 GROUP BY org_id, shape_id;
 
 -- name: QueueShift
 UPDATE queue SET due_us = due_us + $1 WHERE due_us > 0;
