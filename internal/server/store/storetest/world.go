@@ -168,6 +168,12 @@ func (w *World) Claim(job ci.JobID) ci.LeaseRef {
 			return err
 		}
 		j := jobs[0]
+		if j.State != ci.StateReady {
+			j.State = ci.StateReady
+			if err := tx.UpdateJobs(ctx, []*store.Job{&j}); err != nil {
+				return err
+			}
+		}
 		j.Epoch++
 		j.State = ci.StateRunning
 		if err := tx.UpdateJobs(ctx, []*store.Job{&j}); err != nil {
