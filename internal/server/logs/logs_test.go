@@ -532,6 +532,34 @@ func TestALogBelongsToItsOrganisation(t *testing.T) {
 	})
 }
 
+func TestAFollowerOfAJobThatWaitsIsWokenByItsFirstBytes(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		w.cfg.Poll = time.Hour
+		w.svc = w.restart()
+		svc := w.svc
+		_, jobs := w.Run(ci.JobSpec{})
+		first := make(chan string, 1)
+		go func() {
+			enough := errors.New("enough")
+			err := svc.Events(context.Background(), w.viewer, logs.Query{Job: jobs[0]}, func(e logs.Event) error {
+				first <- string(e.Log.Data)
+				return enough
+			})
+			if !errors.Is(err, enough) {
+				first <- err.Error()
+			}
+		}()
+		w.eventually("the follower waits", func() bool { return svc.Followed(store.AttemptKey{Job: jobs[0], Epoch: 1}) })
+		ref := w.Claim(jobs[0])
+		var wr writer
+		w.append(ref, wr.chunk(0, protocol.Stdout, "hi\n"))
+		if got := <-first; got != "hi\n" {
+			t.Errorf("the first event is %q", got)
+		}
+	})
+}
+
 func TestAnotherNodeFollowsWithoutGapOrRepeat(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *world) {

@@ -255,14 +255,11 @@ func (s *Service) Events(ctx context.Context, viewer auth.Viewer, q Query, yield
 		q.Epoch, pos = epoch, at
 	}
 	t, err := s.find(ctx, viewer, q)
-	for err == nil && t.none {
-		if !pause(ctx, s.cfg.Poll, nil) {
-			return context.Cause(ctx)
-		}
-		t, err = s.find(ctx, viewer, q)
-	}
 	if err != nil {
 		return err
+	}
+	if t.none {
+		t.key.Epoch = 1 // the attempt that is to come: what it stores wakes this reader
 	}
 	v, done := s.open(viewer.Org, t.key)
 	defer done()
