@@ -70,7 +70,7 @@ func (k *keeper) hold(ctx context.Context, h *held, granted time.Time) error {
 func (k *keeper) confirm(ctx context.Context, h *held) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, h.ttl, causeDeadline)
 	defer cancel()
-	return insist(ctx, tryLimit(h.ttl), func(ctx context.Context) error {
+	return insist(ctx, always(tryLimit(h.ttl)), func(ctx context.Context) error {
 		start := time.Now()
 		reply, err := k.server.call().Heartbeat(ctx, protocol.Heartbeat{
 			Session: h.lease.Session, Leases: []ci.LeaseRef{h.lease},
@@ -112,6 +112,7 @@ type beat struct {
 	sent  []*held
 	reply protocol.HeartbeatReply
 	err   error
+	cut   bool // no answer came within the try's limit
 }
 
 // run renews until the context ends. Deadlines are looked after while a
@@ -166,6 +167,9 @@ func (k *keeper) run(ctx context.Context) {
 			if _, lost := verdict(b.err); lost {
 				k.lost(b.sent)
 				break
+			}
+			if b.cut {
+				k.server.freshen()
 			}
 			level := slog.LevelDebug
 			if wait.next == 0 {
@@ -230,6 +234,7 @@ func (k *keeper) send(ctx context.Context, limit time.Duration, beats chan<- bea
 				// All slots may be taken and nobody else would notice; repeated soon.
 				b.err = errors.Join(b.err, k.id.renew(try, have.Credential))
 			}
+			b.cut = try.Err() != nil
 			beats <- b
 		}()
 	}

@@ -82,6 +82,38 @@ func TestTicketThatNeverArrivedIsRuledOut(t *testing.T) {
 	})
 }
 
+// A call that vanishes in a dead connection is made again after seconds, on a
+// connection of its own; each further try has more patience with a slow server.
+func TestCallIntoTheVoidIsMadeAgainSoon(t *testing.T) {
+	t.Parallel()
+	for _, route := range []string{protocol.RouteComplete, protocol.RouteAppendLog, protocol.RoutePhase} {
+		t.Run(route, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+				var at []time.Time
+				s.held, s.release = map[string]bool{route: true}, make(chan struct{})
+				defer close(s.release)
+				s.fault = func(called string, nth int) string {
+					if called == route {
+						at = append(at, time.Now())
+						s.held[route] = nth < 3
+					}
+					return ""
+				}
+				j := s.add(job("echo hi"), nil)
+				r.start().finish(j)
+				r.drain()
+				if j.complete == nil || j.complete.Conclusion != ci.ConclusionSuccess {
+					t.Fatalf("completion %+v", j.complete)
+				}
+				if first, second := at[1].Sub(at[0]), at[2].Sub(at[1]); first > firstLimit+time.Second || second > 2*firstLimit+2*time.Second {
+					t.Errorf("made again after %v, then after %v", first, second)
+				}
+			})
+		})
+	}
+}
+
 func TestLostCompletionReplyIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {

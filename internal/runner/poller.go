@@ -236,7 +236,7 @@ func (p *poller) poll(ctx context.Context, session ci.SessionID, hold time.Durat
 	settle, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
 	defer cancel()
 	in.Wait = 0
-	a.err = insist(settle, callLimit, func(ctx context.Context) (err error) {
+	a.err = insist(settle, quick(), func(ctx context.Context) (err error) {
 		a.ticket, err = p.server.call().Claim(ctx, in)
 		return err
 	})
@@ -248,7 +248,7 @@ func (p *poller) poll(ctx context.Context, session ci.SessionID, hold time.Durat
 func (p *poller) tell(ctx context.Context, session ci.SessionID, gone bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
 	defer cancel()
-	err := insist(ctx, callLimit, func(ctx context.Context) error {
+	err := insist(ctx, quick(), func(ctx context.Context) error {
 		return p.server.call().Drain(ctx, protocol.Drain{Session: session, Gone: gone})
 	})
 	if err != nil {

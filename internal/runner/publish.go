@@ -299,7 +299,7 @@ func (w *worker) publish(ctx context.Context, out ci.ArtifactPublish) (string, e
 // one by one; what the store holds already is not sent again.
 func (t *transfer) upload(ctx context.Context, request, name string, froze *frozen) (string, error) {
 	var session protocol.ArtifactSession
-	err := insist(ctx, callLimit, func(ctx context.Context) (err error) {
+	err := insist(ctx, quick(), func(ctx context.Context) (err error) {
 		session, err = t.server.call().NewArtifact(ctx, t.lease, protocol.NewArtifact{
 			RequestID: request, Name: name, Size: froze.Size, Digest: "sha256:" + hex.EncodeToString(froze.SHA256[:]),
 			Files: froze.Files, Bytes: froze.Bytes,
@@ -316,7 +316,7 @@ func (t *transfer) upload(ctx context.Context, request, name string, froze *froz
 	if err != nil {
 		return "", fmt.Errorf("upload: %w", err)
 	}
-	err = insist(ctx, 2*sendLimit, func(ctx context.Context) error {
+	err = insist(ctx, always(2*sendLimit), func(ctx context.Context) error {
 		return t.server.call().SealArtifact(ctx, t.lease, session.ID, protocol.SealArtifact{Parts: parts})
 	})
 	if err != nil {

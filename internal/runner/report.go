@@ -94,7 +94,7 @@ func (w *worker) tell(lease, life, working context.Context, res result) error {
 	}
 	ctx, cancelTell := hurried(lease, working, tellLimit, stopTell)
 	defer cancelTell()
-	err := insist(ctx, callLimit, call)
+	err := insist(ctx, quick(), call)
 	if ctx.Err() == nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (w *worker) vacate(life, working context.Context) {
 	w.r.ended(ref)
 	ctx, cancel := hurried(life, working, vacateLimit, settleLimit)
 	defer cancel()
-	err := insist(ctx, callLimit, func(ctx context.Context) error {
+	err := insist(ctx, quick(), func(ctx context.Context) error {
 		session := w.r.poller.session.Load()
 		if session == nil {
 			return errors.New("no session")

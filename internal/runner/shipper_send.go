@@ -97,10 +97,14 @@ func (s *shipper) deliver(ctx context.Context, batch []protocol.Chunk) {
 		size += int64(len(c.Data))
 	}
 	var wait backoff
+	limit := sending(len(body))
 	damaged := 0
 	for {
-		try, cancel := context.WithTimeout(ctx, sendLimit)
+		try, cancel := context.WithTimeout(ctx, limit.first)
 		reply, err := s.send(try, body)
+		if try.Err() != nil {
+			limit = limit.next()
+		}
 		cancel()
 		if err == nil {
 			s.confirmed(reply)

@@ -62,13 +62,16 @@ func (b *backoff) delay(err error) time.Duration {
 func (b *backoff) reset() { *b = backoff{} }
 
 // insist repeats a call until it is answered: it returns nil, an error that a
-// repeat cannot cure, or the context's cause. Each try gets at most the time
+// repeat cannot cure, or the context's cause. Each try gets at most its time
 // limit, so that a connection into the void is given up and made anew.
-func insist(ctx context.Context, limit time.Duration, call func(context.Context) error) error {
+func insist(ctx context.Context, limit limits, call func(context.Context) error) error {
 	var wait backoff
 	for {
-		try, cancel := context.WithTimeout(ctx, limit)
+		try, cancel := context.WithTimeout(ctx, limit.first)
 		err := call(try)
+		if try.Err() != nil {
+			limit = limit.next()
+		}
 		cancel()
 		switch {
 		case err == nil:

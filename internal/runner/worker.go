@@ -168,7 +168,7 @@ func (w *worker) guarded(f func() result) (res result) {
 // call makes a lease call until it is answered; a refusal of the lease ends the
 // job at once.
 func (w *worker) call(ctx context.Context, f func(context.Context) error) error {
-	err := insist(ctx, callLimit, f)
+	err := insist(ctx, quick(), f)
 	if why, refused := verdict(err); refused {
 		w.act(why)
 	}
