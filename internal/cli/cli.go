@@ -60,12 +60,14 @@ type app struct {
 	started bool
 	// fromEnv names flags of the command whose value came from the environment.
 	fromEnv map[string]bool
+	// tokenName is the file of a server's first token of the kind that is needed.
+	tokenName string
 	// variables are the environment variables that stand in for a flag of any command.
 	variables []string
 }
 
 func newApp(p Process) *app {
-	a := &app{Process: p, fromEnv: map[string]bool{}}
+	a := &app{Process: p, fromEnv: map[string]bool{}, tokenName: adminTokenName}
 	noColor := a.getenv("NO_COLOR") != "" || a.getenv("TERM") == "dumb"
 	a.out, a.err = newScreen(p.Stdout, noColor), newScreen(p.Stderr, noColor)
 	return a

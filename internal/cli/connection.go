@@ -20,6 +20,12 @@ import (
 // where a client looks for one.
 const defaultListen = "127.0.0.1:8300"
 
+// Files of a server's data directory.
+const (
+	adminTokenName        = "admin.token"
+	registrationTokenName = "registration.token"
+)
+
 // defaultData is a server's data directory when it is told nothing else.
 const defaultData = "data"
 
@@ -94,9 +100,9 @@ func readTokenFile(name string) (string, error) {
 // default data directory below the working directory. A server elsewhere never
 // gets it.
 func adminToken(server string) (string, error) {
-	name, err := filepath.Abs(filepath.Join(defaultData, "admin.token"))
+	name, err := filepath.Abs(filepath.Join(defaultData, adminTokenName))
 	if err != nil {
-		name = filepath.Join(defaultData, "admin.token")
+		name = filepath.Join(defaultData, adminTokenName)
 	}
 	if !loopback(server) {
 		return "", ci.Errorf(ci.ErrUnauthorized, "no token for %s", server)

@@ -140,6 +140,15 @@ func codeOfResult(c ci.Conclusion, reason ci.Reason) int {
 	}
 }
 
+// daemonError turns what keeps a server or a runner from starting (an address or
+// a directory in use) into an error of infrastructure.
+func daemonError(err error) error {
+	if errors.Is(err, ci.ErrConflict) {
+		return &exitError{exitInfra, err}
+	}
+	return err
+}
+
 // exit prints what is left to say of err and returns the exit code.
 func (a *app) exit(err error) int {
 	code := codeOf(err)
@@ -164,7 +173,7 @@ func (a *app) printError(err error) {
 		}
 	}
 	a.err.line(a.err.paint(red, "forgeci: ") + describe(err))
-	for _, hint := range hints(err) {
+	for _, hint := range a.hints(err) {
 		a.err.line("  " + hint)
 	}
 }
@@ -197,12 +206,12 @@ func causeText(e *ci.Error) string {
 }
 
 // hints say what to do about an error.
-func hints(err error) []string {
+func (a *app) hints(err error) []string {
 	switch {
 	case errors.Is(err, ci.ErrUnauthorized):
 		return []string{
-			"Give a token with --token-file or FORGECI_TOKEN. The server's first token is",
-			"admin.token in its data directory.",
+			"Give a token with --token-file or FORGECI_TOKEN. The server's first one is",
+			a.tokenName + " in its data directory.",
 		}
 	case errors.Is(err, ci.ErrUnavailable):
 		var e *ci.Error

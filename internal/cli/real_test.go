@@ -226,7 +226,7 @@ func (in *install) want(code int, args ...string) string {
 // explain, retry, cancel, runners, and the end of it.
 func TestServerWithRunnerBeside(t *testing.T) {
 	t.Parallel()
-	in := startServer(t, "--runner")
+	in := startServer(t, "--runner", "--lease-ttl", "6s")
 	value := strings.TrimPrefix(in.variable, "CLI_TEST_MARK=")
 	good := tree(t, workflow(value, "  hi: {steps: [\"printf 'one\\\\ntwo\\\\377\\\\n'; echo err >&2\"]}\n"))
 	run := strings.TrimSpace(in.want(0, "submit", "--wait", good))
@@ -383,6 +383,64 @@ func TestRunnerBesideTheServerEndsWithIt(t *testing.T) {
 	in.server.Signal(t, syscall.SIGKILL)
 	in.server.Wait(t, 10*time.Second)
 	nothingLeft(t, in.variable)
+}
+
+// What keeps a runner from starting, and where its token comes from.
+func TestRunnerStarts(t *testing.T) {
+	t.Parallel()
+	in := startServer(t)
+	data := filepath.Join(in.dir, "data")
+	runner := func(env []string, args ...string) testkit.Command {
+		return testkit.Command{
+			Args: append([]string{"runner", "--server", in.url, "--data", filepath.Join(t.TempDir(), "r")}, args...), Env: append(env, in.variable),
+		}
+	}
+	for name, c := range map[string]testkit.Command{
+		"a wrong token":            runner(nil, "--token", "fcr_wrong"),
+		"a token of another kind":  runner(nil, "--token-file", filepath.Join(data, "admin.token")),
+		"no token":                 runner(nil),
+		"a token file that is not": runner(nil, "--token-file", filepath.Join(data, "nothing")),
+	} {
+		if r := testkit.Run(t, c); r.Code != 4 {
+			t.Errorf("%s: code %d, want 4\n%s", name, r.Code, r.Stderr)
+		}
+	}
+	for name, c := range map[string]testkit.Command{
+		"slots":              runner(nil, "--slots", "-1"),
+		"an unknown user":    runner(nil, "--job-user", "nobody-of-that-name"),
+		"root far from home": runner(nil, "--server", "http://192.0.2.1:1"),
+	} {
+		if r := testkit.Run(t, c); r.Code != 2 {
+			t.Errorf("%s: code %d, want 2\n%s", name, r.Code, r.Stderr)
+		}
+	}
+	// The flag wins over the environment, and the runner is the same after a restart
+	// without any token.
+	good := runner([]string{"FORGECI_TOKEN=fcr_wrong"}, "--token-file", filepath.Join(data, "registration.token"), "--name", "one", "--label", "gpu")
+	for range 2 {
+		p := testkit.Start(t, good)
+		online := func(want string) bool { return strings.Contains(in.want(0, "runner", "list"), want) }
+		if !until(func() bool { return online("one   online") }) {
+			t.Fatalf("the runner is not online:\n%s", p.Stderr())
+		}
+		second := testkit.Run(t, good)
+		if second.Code != 5 || !strings.Contains(second.Stderr, "in use by another runner") {
+			t.Errorf("a second runner in the same directory: code %d, want 5\n%s", second.Code, second.Stderr)
+		}
+		p.Signal(t, syscall.SIGTERM)
+		if code := p.Wait(t, 20*time.Second); code != 0 {
+			t.Errorf("drained: code %d, want 0", code)
+		}
+		good.Args = append(good.Args[:5:5], "--label", "gpu")
+		good.Env = []string{in.variable}
+	}
+	var runners []protocol.Runner
+	if err := json.Unmarshal([]byte(in.want(0, "runner", "list", "--output", "json")), &runners); err != nil || len(runners) != 1 {
+		t.Errorf("%d runners are known, want 1: %v", len(runners), err)
+	}
+	if r := testkit.Run(t, testkit.Command{Args: []string{"server", "--listen", strings.TrimPrefix(in.url, "http://")}}); r.Code != 5 {
+		t.Errorf("an address in use: code %d, want 5\n%s", r.Code, r.Stderr)
+	}
 }
 
 // Settings that a server refuses, and the ones that it shows without secrets.

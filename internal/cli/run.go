@@ -259,7 +259,7 @@ func (a *app) startPrivate(ctx context.Context, cfg *runConfig) (*private, error
 }
 
 func privateClient(server, data string) (*protocol.Client, error) {
-	token, err := readTokenFile(filepath.Join(data, "admin.token"))
+	token, err := readTokenFile(filepath.Join(data, adminTokenName))
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,7 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 	if cfg.slots < 0 {
 		return usage("--slots %d is negative", cfg.slots)
 	}
+	a.tokenName = registrationTokenName
 	log := cfg.logger(a.err)
 	if cfg.lifeline {
 		log = log.With("process", "runner") // its lines stand between the server's
@@ -106,7 +107,7 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 	}
 	rooms, err := workspace.Open(filepath.Join(data, "work"), log)
 	if err != nil {
-		return err
+		return daemonError(err)
 	}
 	defer rooms.Close() //nolint:errcheck // the lock ends with the process
 	exec, err := process.New(process.Options{Dir: filepath.Join(data, "sandboxes"), User: user, Path: cfg.path}, log)
@@ -133,7 +134,7 @@ func (a *app) registrationToken(cfg *runnerConfig) (string, error) {
 	if err != nil || token != "" || !loopback(cfg.server) {
 		return token, err
 	}
-	name := filepath.Join(defaultData, "registration.token")
+	name := filepath.Join(defaultData, registrationTokenName)
 	if !exists(name) {
 		return "", nil
 	}

@@ -114,7 +114,7 @@ func (a *app) server(ctx context.Context, cfg *serverConfig) error {
 	sc.Log = log
 	s, err := server.New(ctx, sc)
 	if err != nil {
-		return err
+		return daemonError(err)
 	}
 	serving, stopServing := context.WithCancel(ctx)
 	defer stopServing()
