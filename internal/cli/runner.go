@@ -82,6 +82,11 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 	if cfg.lifeline {
 		log = log.With("process", "runner") // its lines stand between the server's
 	}
+	stopAdmin, err := cfg.admin(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer stopAdmin()
 	client, err := protocol.NewClient(protocol.ClientConfig{BaseURL: cfg.server, Version: version()})
 	if err != nil {
 		return err
@@ -158,8 +163,9 @@ func (c *runnerConfig) user(ctx context.Context, log *slog.Logger) (*executor.Us
 
 // daemon are the settings of commands that run until they are told to end.
 type daemon struct {
-	level  string
-	format string
+	level       string
+	format      string
+	adminListen string
 	// lifeline: standard input is held by the parent; its end means that the
 	// parent is gone.
 	lifeline bool
@@ -175,6 +181,8 @@ func (d *daemon) bind(a *app, cmd *cobra.Command) {
 	a.env(f, "log-format", "FORGECI_LOG_FORMAT")
 	registerChoices(cmd, "log-level", levels)
 	registerChoices(cmd, "log-format", formats)
+	f.StringVar(&d.adminListen, "admin-listen", "", "loopback address for profiles of this process (/debug/pprof/), such as 127.0.0.1:6060; nothing by default")
+	a.env(f, "admin-listen", "FORGECI_ADMIN_LISTEN")
 	f.BoolVar(&d.lifeline, lifelineFlag, false, "end when standard input ends")
 	if err := f.MarkHidden(lifelineFlag); err != nil {
 		panic("cli: " + err.Error()) //nolint:forbidigo // the flag was added one line before

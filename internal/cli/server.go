@@ -112,6 +112,11 @@ func (a *app) server(ctx context.Context, cfg *serverConfig) error {
 	}
 	log := cfg.logger(a.err)
 	sc.Log = log
+	stopAdmin, err := cfg.admin(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer stopAdmin()
 	s, err := server.New(ctx, sc)
 	if err != nil {
 		return daemonError(err)
@@ -313,6 +318,7 @@ func (c *serverConfig) print(a *app, sc server.Config) {
 	row("tls-key", sc.TLSKey)
 	row("insecure-http", strconv.FormatBool(sc.InsecureHTTP))
 	row("runner", strconv.FormatBool(c.runner))
+	row("admin-listen", c.adminListen)
 	row("log-level", c.level)
 	row("log-format", c.format)
 	t.write(a.out)
