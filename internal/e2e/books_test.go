@@ -276,11 +276,14 @@ func (p impostor) refusals() int {
 	return len(calls)
 }
 
-// total returns how many calls were refused.
+// total returns how many calls were refused, heartbeats left out: one may cross
+// its own runner's completion on the way.
 func (b books) total() int {
 	n := int64(0)
-	for _, c := range b.rejections {
-		n += c
+	for call, c := range b.rejections {
+		if !strings.HasPrefix(call, "heartbeat ") {
+			n += c
+		}
 	}
 	return int(n)
 }

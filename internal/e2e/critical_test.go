@@ -1,8 +1,11 @@
 package e2e_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -188,9 +191,13 @@ func critical(t *testing.T, c config) {
 	if !slices.Equal(bound, []string{"app of attempt 3"}) {
 		t.Errorf("bound: %q", bound)
 	}
-	got := w.forgeci("artifacts", string(id), "app", "--to", filepath.Join(t.TempDir(), "got"))
-	if got.Code != 0 {
-		t.Errorf("forgeci artifacts ended with %d", got.Code)
+	to := filepath.Join(t.TempDir(), "got")
+	if r := w.forgeci("artifacts", "get", string(id), "app", "--to", to); r.Code != 0 {
+		t.Fatalf("forgeci artifacts get ended with %d", r.Code)
+	}
+	bytes, err := os.ReadFile(filepath.Join(to, "app"))
+	if sum := sha256.Sum256(bytes); err != nil || digests[hex.EncodeToString(sum[:])] != 3 {
+		t.Errorf("people get the bytes of attempt %d (%v)", digests[hex.EncodeToString(sum[:])], err)
 	}
 
 	second.start() // reports that its attempt has ended

@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -358,4 +359,66 @@ func (m *machine) impostor(job protocol.Job, attempt int) impostor {
 	return impostor{m.w, client, ci.LeaseRef{
 		Run: job.Run.ID, Job: job.ID, Runner: a.Runner, Session: a.Session, Lease: a.Lease, Epoch: a.Epoch,
 	}}
+}
+
+// read reads a sign that a job has left.
+func (w *world) read(name string) string {
+	w.t.Helper()
+	b, err := os.ReadFile(filepath.Join(w.signs, name))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// there says whether a sign was left.
+func (w *world) there(name string) bool {
+	_, err := os.Stat(filepath.Join(w.signs, name))
+	return err == nil
+}
+
+func has(text, part string) bool { return strings.Contains(text, part) }
+
+// childrenOf lists the processes that a process has started and that have not
+// ended.
+func childrenOf(t *testing.T, pid int) []int {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []int
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, field := range strings.Fields(string(b)) {
+			n, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// after says whether a job's log has grown since now.
+func after(w *world, job ci.JobID) func() bool {
+	read := func() int {
+		slice, err := w.people.LogLines(w.t.Context(), job, protocol.LogQuery{Tail: 1})
+		if err != nil {
+			return -1
+		}
+		return int(slice.Total)
+	}
+	first := -1
+	return func() bool {
+		n := read()
+		if first < 0 {
+			first = n
+		}
+		return n > first && first >= 0
+	}
 }
