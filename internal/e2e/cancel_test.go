@@ -159,7 +159,7 @@ func TestCase_CAN_04_TimeLimitOfTheJob(t *testing.T) {
 	if asked < time.Second {
 		t.Errorf("the step got SIGTERM after %v of 2 s", asked)
 	}
-	w.outcome(w.finished(id), "timed_out job_failed", map[string]string{"build": "timed_out timeout"})
+	w.outcome(w.finished(id), "timed_out timeout", map[string]string{"build": "timed_out timeout"})
 	w.gone(0)
 	if r := w.forgeci("show", string(id), "--wait"); r.Code != 1 {
 		t.Errorf("forgeci show --wait ended with %d, want 1", r.Code)
