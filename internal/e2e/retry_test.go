@@ -51,7 +51,7 @@ func TestCase_RERUN_01_RetryOfFailedJobsUsesWhatSucceeded(t *testing.T) {
 
 	w.sign("nothing")
 	third := w.retry(second)
-	w.outcome(w.finished(third), "failed infrastructure", map[string]string{
+	w.outcome(w.finished(third), "failed job_failed", map[string]string{
 		"build": "success", "publish": "failed artifact_missing", "after": "skipped needs",
 	})
 	w.close()
