@@ -32,9 +32,15 @@ func ignoreSignals() []uintptr {
 		case syscall.SIGKILL, syscall.SIGSTOP, // cannot be ignored
 			syscall.SIGCHLD,                 // ignored, nobody could wait
 			syscall.SIGURG, syscall.SIGPROF, // the Go runtime's own
-			32, 33, // those of C libraries, and of the Go runtime
 			syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGTRAP,
 			syscall.SIGABRT, syscall.SIGSYS, syscall.SIGPIPE: // defects of this program
+			continue
+		}
+		if sig == 32 || sig == 33 {
+			// Those of C libraries: nobody sends them here, and the Go runtime leaves
+			// them as they are. Ignored by whoever started the runner, they would stay
+			// ignored in the job.
+			setSignals([]uintptr{sig}, signalDefault)
 			continue
 		}
 		var now sigaction
