@@ -32,3 +32,22 @@ func (s *Store) Inconsistencies(ctx context.Context) ([]string, error) {
 	})
 	return out, err
 }
+
+// Fenced returns the names of the statements that hold the fragment
+// lease_is_current: those that commit an effect for a runner.
+func Fenced() ([]string, error) {
+	d := sqliteDialect()
+	all, err := loadStatements(d)
+	if err != nil {
+		return nil, err
+	}
+	fence := d.rewrite(expand("{{lease_is_current}}"))
+	var out []string
+	for name, text := range all {
+		if strings.Contains(text, fence) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
