@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -115,8 +116,9 @@ func (e *Engine) Expire(ctx context.Context) error {
 	}
 }
 
-// endAgainst ends leases without their holders. why is asked under the locks; an
-// empty evidence leaves the slots quarantined.
+// endAgainst ends leases without their holders. why is asked under the locks. With
+// an empty evidence the slots stay quarantined of attempts whose end is not
+// proven otherwise.
 func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence string, why func(store.Lease, int64) (ci.Reason, bool), actor string) error {
 	var runs []ci.RunID
 	var jobs []ci.JobID
@@ -129,6 +131,10 @@ func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence stri
 		return err
 	}
 	specs, err := t.Specs(ctx, jobs)
+	if err != nil {
+		return err
+	}
+	proven, err := t.proven(ctx, leases)
 	if err != nil {
 		return err
 	}
@@ -148,12 +154,32 @@ func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence stri
 			return err
 		}
 		endings = append(endings, &ending{lease: *l, job: j, actor: actor, conclusion: ci.ConclusionAborted, reason: cause,
-			evidence: evidence, outcome: policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget)})
+			evidence: cmp.Or(evidence, proven[l.Job]), outcome: policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget)})
 	}
 	if len(endings) == 0 {
 		return nil
 	}
 	return t.applyEndings(ctx, b, endings)
+}
+
+// proven returns why nothing runs any more of attempts whose leases end without
+// their holders: the runner has reported it, or no phase was recorded, so nothing
+// was begun, and under the fence nothing will be. So it is with a ticket that
+// never arrived, or that a late duplicate of an answered claim took.
+func (t *txn) proven(ctx context.Context, leases map[ci.JobID]*store.Lease) (map[ci.JobID]string, error) {
+	keys := make([]store.AttemptKey, 0, len(leases))
+	for _, l := range leases {
+		keys = append(keys, store.AttemptKey{Job: l.Job, Epoch: l.Epoch})
+	}
+	attempts, err := t.Attempts(ctx, keys)
+	out := make(map[ci.JobID]string, len(attempts))
+	for _, a := range attempts {
+		out[a.Job] = a.Evidence
+		if a.Evidence == "" && a.Phase == ci.PhaseClaimed {
+			out[a.Job] = evidenceUnstarted
+		}
+	}
+	return out, err
 }
 
 // silentSessions ends the presence of sessions that have neither polled nor

@@ -209,8 +209,9 @@ func (t *txn) endReported(ctx context.Context, who Identity, reported []protocol
 
 // Words of evidence that does not come with a result.
 const (
-	evidenceReported = "reported by the runner"
-	evidenceFenced   = "host fenced by an operator"
+	evidenceUnstarted = "nothing was started"
+	evidenceReported  = "reported by the runner"
+	evidenceFenced    = "host fenced by an operator"
 )
 
 func attemptKeys(rs []protocol.AttemptRef) []store.AttemptKey {
@@ -222,7 +223,9 @@ func attemptKeys(rs []protocol.AttemptRef) []store.AttemptKey {
 }
 
 // Occupancy takes a runner's report that attempts have ended, also past ones: it
-// frees slots and ends no lease.
+// frees slots and ends no lease. A runner that stops an attempt because it cannot
+// trust the lease any more reports it while the server still does: the report
+// stays known, and when the lease runs out the attempt's end is proven.
 func (e *Engine) Occupancy(ctx context.Context, who Identity, req protocol.Occupancy) error {
 	if len(req.Terminated) > 10_000 {
 		return ci.Errorf(ci.ErrTooLarge, "at most 10000 attempts in one report")
@@ -231,24 +234,7 @@ func (e *Engine) Occupancy(ctx context.Context, who Identity, req protocol.Occup
 		return err
 	}
 	return e.transact(ctx, func(ctx context.Context, t *txn) error {
-		var past []store.AttemptKey
-		live, err := t.LeasesOfRunner(ctx, who.Runner)
-		if err != nil {
-			return err
-		}
-		held := map[store.AttemptKey]bool{}
-		for _, l := range live {
-			held[store.AttemptKey{Job: l.Job, Epoch: l.Epoch}] = true
-		}
-		for _, k := range attemptKeys(req.Terminated) {
-			if !held[k] { // a live lease ends by its completion, its expiry or a new session
-				past = append(past, k)
-			}
-		}
-		if len(past) == 0 {
-			return nil
-		}
-		released, err := t.ReleaseOwnOccupancy(ctx, who.Runner, past)
+		released, err := t.ReleaseOwnOccupancy(ctx, who.Runner, attemptKeys(req.Terminated))
 		if err != nil {
 			return err
 		}
