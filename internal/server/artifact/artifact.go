@@ -38,6 +38,8 @@ type Config struct {
 	Log   *slog.Logger
 	// Incarnation of the database; part of every object's key.
 	Incarnation string
+	// IDs makes identifiers.
+	IDs ci.IDSource
 	// Retention is how long an artifact is kept whose declaration does not say;
 	// 30 days when 0.
 	Retention time.Duration
@@ -64,7 +66,6 @@ const (
 // the guard accepted and checks it again in the transaction that commits.
 type Service struct {
 	cfg Config
-	ids ci.IDSource
 }
 
 // New returns a service that does not run yet.

@@ -54,7 +54,7 @@ func (s *Service) Begin(ctx context.Context, held engine.Held, in protocol.NewAr
 	if found {
 		return s.session(ctx, known)
 	}
-	id := s.ids.New(ci.PrefixArtifact)
+	id := s.cfg.IDs.New(ci.PrefixArtifact)
 	key := prefix + string(held.Org()) + "/" + s.cfg.Incarnation + "/" + id
 	up, err := s.cfg.Blob.NewUpload(ctx, key, in.Size, sum)
 	if err != nil {
