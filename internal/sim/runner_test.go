@@ -1,0 +1,817 @@
+package sim
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/engine"
+	"forgeci/internal/server/store"
+)
+
+// Routes that lease calls name to the guard.
+const (
+	routePhase     = "phase"
+	routeComplete  = "complete"
+	routeHandOver  = "hand-over"
+	routeHeartbeat = "heartbeat"
+	routeLog       = "logs"
+	routeBegin     = "artifacts"
+	routeSign      = "parts"
+	routeSeal      = "seal"
+)
+
+// runner is one host with a runner on it.
+type runner struct {
+	w     *world
+	name  string
+	org   *org
+	key   []byte
+	slots int
+	offer protocol.Offer
+
+	who        engine.Identity
+	registered bool
+	clock      clock // monotonic
+	life       int   // process lives
+	alive      bool
+	paused     bool
+	drained    bool     // an operator wanted it to take nothing new
+	inbox      []func() // answers that came while it was stopped
+
+	// Of the process life.
+	session                            ci.SessionID
+	openRequest                        string
+	opening, claiming, beating, saying bool
+	draining                           bool // leaves when its jobs are done
+	leaving                            bool // hands its jobs over
+	lastBeat                           int64
+	works                              []*work
+	ended                              []*box // proven to have ended, to be reported
+	left                               []*box // of earlier lives, found on the host
+}
+
+// box is a sandbox on a host, as it is in truth.
+type box struct {
+	key     store.AttemptKey
+	ref     ci.LeaseRef
+	runner  *runner
+	alive   bool // something of the attempt still runs
+	user    bool // a process of the user was started
+	excused bool // an operator or a lie said that it has ended
+	retry   *ci.RetryPolicy
+}
+
+// work is an attempt in the hands of a runner's process.
+type work struct {
+	r       *runner
+	ticket  *protocol.Ticket
+	ref     ci.LeaseRef
+	box     *box
+	stage   stage
+	waiting bool  // for an answer
+	trust   int64 // on the runner's clock: until then the lease is trusted
+	doneAt  int64
+	outcome int // drawn when it was claimed
+	cancel  bool
+
+	logged  int
+	seq     int64
+	off     int64
+	publish int // next artifact to upload
+	part    int // 0 begin, 1 sign and send, 2 seal
+	id      string
+	etag    string
+	url     string
+	sealed  map[string]string
+	gone    bool
+}
+
+type stage int
+
+const (
+	stageClaimed stage = iota
+	stagePrepared
+	stageBuilding
+	stageExecuting
+	stageRan
+	stageFinalising
+	stageEnding
+)
+
+// hire registers the runners.
+func (w *world) hire() error {
+	linux := protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}}
+	with := func(labels, features []string) protocol.Offer {
+		o := linux
+		o.Labels, o.Features = labels, features
+		return o
+	}
+	for i, offer := range []protocol.Offer{
+		with([]string{labelCommon, labelRare}, nil),
+		with([]string{labelCommon}, []string{ci.FeatureImage}),
+		with(nil, nil),
+		with([]string{labelCommon, labelRare}, []string{ci.FeatureImage}),
+	} {
+		o := w.orgs[0]
+		if i == 3 {
+			o = w.orgs[1]
+		}
+		r := &runner{w: w, name: fmt.Sprintf("r%d", i), org: o, key: make([]byte, 32), slots: 1 + int(w.seed>>i)%2, offer: offer}
+		copy(r.key, r.name)
+		r.clock = clock{rate: 0.97 + w.rng.Float64()*0.06}
+		w.runners = append(w.runners, r)
+		r.register()
+	}
+	return nil
+}
+
+func (r *runner) time() int64 { return r.clock.read(r.w.now) }
+
+func (r *runner) register() {
+	w := r.w
+	req := protocol.Register{Name: r.name, PublicKey: r.key, Labels: r.offer.Labels}
+	r.alive = true
+	life := r.life
+	w.send(&call{route: "register", text: r.name, exec: func(n *node) (any, error) {
+		// Each answer has a credential of its own.
+		hash := sha256.Sum256(fmt.Appendf(nil, "%s %d", r.name, w.calls+w.step))
+		return n.e.Register(w.ctx, r.org.id, "registration", req, hex.EncodeToString(hash[:])+w.newID(ci.PrefixToken))
+	}, truth: func(rep any) {
+		if r.registered && r.who.Runner != rep.(ci.RunnerID) {
+			w.bad("same request, same answer", "runner %s is %s and %s", r.name, r.who.Runner, rep)
+		}
+	}, done: func(rep any, err error) {
+		if err != nil {
+			w.bad("typed refusals", "register: %v", err)
+		}
+		r.who = engine.Identity{Runner: rep.(ci.RunnerID), Org: r.org.id}
+		r.registered = true
+		_ = life
+	}})
+}
+
+// think lets the runner's process act.
+func (r *runner) think() {
+	w := r.w
+	if !r.alive || r.paused || !r.registered {
+		return
+	}
+	for len(r.inbox) > 0 {
+		f := r.inbox[0]
+		r.inbox = r.inbox[1:]
+		f()
+	}
+	for _, k := range slices.Clone(r.works) {
+		if !k.gone && r.time() >= k.trust {
+			w.tell("%s stops %s by itself", r.name, short(k.ref.Job))
+			k.drop()
+		}
+	}
+	if r.session == "" {
+		r.open()
+		return
+	}
+	if len(r.works) > 0 && r.time()-r.lastBeat >= ci.RenewEvery(ttl).Microseconds() {
+		r.beat()
+	}
+	r.report()
+	for _, k := range slices.Clone(r.works) {
+		if !k.gone {
+			k.next()
+		}
+	}
+	switch {
+	case r.draining && len(r.works) == 0 && !r.claiming:
+		r.drain(true)
+	case !r.draining && !r.claiming && r.busy() < r.slots:
+		r.claim()
+	}
+}
+
+// busy counts the slots that the process knows to be taken.
+func (r *runner) busy() int { return len(r.works) }
+
+func (r *runner) open() {
+	w := r.w
+	if r.opening {
+		return
+	}
+	r.opening = true
+	if r.openRequest == "" {
+		r.openRequest = w.newID(ci.PrefixRequest)
+	}
+	req := protocol.OpenSession{RequestID: r.openRequest, Protocol: protocol.Version, Slots: r.slots, Offer: r.offer}
+	var told []*box
+	for _, b := range r.left {
+		if !b.alive {
+			told = append(told, b)
+			req.Terminated = append(req.Terminated, protocol.AttemptRef{Job: b.key.Job, Epoch: b.key.Epoch})
+		}
+	}
+	req.Swept = true
+	for _, k := range r.works {
+		req.Alive = append(req.Alive, protocol.AttemptRef{Job: k.ref.Job, Epoch: k.ref.Epoch})
+	}
+	for _, b := range append(slices.Clone(r.left), r.ended...) {
+		if b.alive {
+			req.Alive = append(req.Alive, protocol.AttemptRef{Job: b.key.Job, Epoch: b.key.Epoch})
+		}
+	}
+	w.send(&call{route: "session", text: fmt.Sprintf("%s ended=%d swept=%v alive=%d", r.name, len(told), req.Swept, len(req.Alive)), from: r, stored: true, exec: func(n *node) (any, error) {
+		got, err := n.e.OpenSession(w.ctx, r.who, req)
+		return got.Session, err
+	}, truth: func(rep any) {
+		w.read(func(tx *store.Tx) error {
+			s, ok, err := tx.Session(w.ctx, rep.(ci.SessionID))
+			if err == nil && (!ok || s.Runner != r.who.Runner) {
+				w.bad("what is answered is stored", "session %v", rep)
+			}
+			return err
+		})
+	}, done: func(rep any, err error) {
+		r.opening = false
+		if err != nil {
+			w.bad("typed refusals", "open session: %v", err)
+		}
+		r.session, r.openRequest, r.drained = rep.(ci.SessionID), "", false
+		r.left = slices.DeleteFunc(r.left, func(b *box) bool { return slices.Contains(told, b) })
+	}})
+}
+
+func (r *runner) claim() {
+	w := r.w
+	r.claiming = true
+	began := r.time()
+	req := protocol.Claim{Session: r.session, RequestID: w.newID(ci.PrefixRequest)}
+	var given *ci.LeaseRef
+	w.send(&call{route: "claim", text: r.name + " " + short(req.RequestID), from: r, merges: true, may: []ci.Kind{ci.ErrConflict},
+		exec: func(n *node) (any, error) {
+			t, err := n.e.Claim(w.ctx, r.who, req)
+			if t == nil {
+				return (*protocol.Ticket)(nil), err
+			}
+			return t, err
+		}, truth: func(rep any) {
+			t := rep.(*protocol.Ticket)
+			if t == nil {
+				if given != nil && w.live(*given) {
+					w.bad("same request, same answer", "claim %s gave %v and now nothing", req.RequestID, *given)
+				}
+				return
+			}
+			if given != nil && *given != t.Lease {
+				w.bad("same request, same answer", "claim %s gave %v and %v", req.RequestID, *given, t.Lease)
+			}
+			given = &t.Lease
+			w.checkTicket(r, t)
+		}, done: func(rep any, err error) {
+			r.claiming = false
+			if err != nil {
+				if ci.KindOf(err) == ci.ErrConflict || ci.KindOf(err) == ci.ErrNotFound { // the session has ended
+					r.session = ""
+					r.draining = false
+				}
+				return
+			}
+			if t := rep.(*protocol.Ticket); t != nil {
+				r.take(t, began)
+			}
+		}})
+}
+
+// take begins an attempt: trust counts from the start of the request.
+func (r *runner) take(t *protocol.Ticket, began int64) {
+	w := r.w
+	b := &box{key: store.AttemptKey{Job: t.Lease.Job, Epoch: t.Lease.Epoch}, ref: t.Lease, runner: r, retry: t.Job.Retry}
+	w.mirror.boxes = append(w.mirror.boxes, b)
+	k := &work{r: r, ticket: t, ref: t.Lease, box: b, outcome: w.rng.IntN(100), sealed: map[string]string{}}
+	k.trusted(began)
+	r.works = append(r.works, k)
+}
+
+func (k *work) trusted(began int64) {
+	k.trust = max(k.trust, began+(ttl-ci.LeaseMargin(ttl)).Microseconds())
+}
+
+// drop stops an attempt whose lease is not the runner's any more.
+func (k *work) drop() {
+	k.gone = true
+	k.box.alive = false
+	k.r.works = slices.DeleteFunc(k.r.works, func(o *work) bool { return o == k })
+	k.r.ended = append(k.r.ended, k.box)
+}
+
+// finish forgets an attempt whose end was accepted.
+func (k *work) finish() {
+	k.gone = true
+	k.box.alive = false
+	k.r.works = slices.DeleteFunc(k.r.works, func(o *work) bool { return o == k })
+}
+
+func (r *runner) beat() {
+	w := r.w
+	if r.beating {
+		return
+	}
+	r.beating = true
+	r.lastBeat = r.time()
+	began := r.time()
+	works := slices.Clone(r.works)
+	refs := make([]ci.LeaseRef, len(works))
+	for i, k := range works {
+		refs[i] = k.ref
+	}
+	session := r.session
+	w.send(&call{route: routeHeartbeat, text: fmt.Sprintf("%s %d leases", r.name, len(refs)), from: r, exec: func(n *node) (any, error) {
+		return n.e.Renew(w.ctx, r.who, session, refs)
+	}, truth: func(rep any) { w.checkRenewed(refs, rep.(protocol.HeartbeatReply)) }, may: []ci.Kind{ci.ErrNotFound}, done: func(rep any, err error) {
+		r.beating = false
+		if err != nil {
+			return
+		}
+		for i, a := range rep.(protocol.HeartbeatReply).Leases {
+			k := works[i]
+			if k.gone {
+				continue
+			}
+			switch a.Answer {
+			case protocol.LeaseGone:
+				k.drop()
+			case protocol.LeaseCancel:
+				k.trusted(began)
+				k.stop()
+			default:
+				k.trusted(began)
+			}
+		}
+		if rep.(protocol.HeartbeatReply).Drain {
+			r.draining = true
+		}
+	}})
+}
+
+// stop ends what runs because the run was cancelled.
+func (k *work) stop() {
+	if k.stage < stageEnding {
+		k.cancel = true
+		k.box.alive = false
+	}
+}
+
+func (r *runner) report() {
+	w := r.w
+	if r.saying {
+		return
+	}
+	told := slices.Clone(r.ended)
+	for _, b := range r.left {
+		if !b.alive {
+			told = append(told, b)
+		}
+	}
+	if len(told) == 0 {
+		return
+	}
+	r.saying = true
+	req := protocol.Occupancy{Session: r.session}
+	for _, b := range told {
+		req.Terminated = append(req.Terminated, protocol.AttemptRef{Job: b.key.Job, Epoch: b.key.Epoch})
+	}
+	w.send(&call{route: "occupancy", text: fmt.Sprintf("%s %d", r.name, len(told)), from: r, may: []ci.Kind{ci.ErrNotFound}, exec: func(n *node) (any, error) {
+		return nil, n.e.Occupancy(w.ctx, r.who, req)
+	}, done: func(_ any, err error) {
+		r.saying = false
+		if err != nil {
+			return
+		}
+		gone := func(b *box) bool { return slices.Contains(told, b) }
+		r.ended = slices.DeleteFunc(r.ended, gone)
+		r.left = slices.DeleteFunc(r.left, gone)
+	}})
+}
+
+func (r *runner) drain(gone bool) {
+	w := r.w
+	req := protocol.Drain{Session: r.session, Gone: gone}
+	w.send(&call{route: "drain", text: fmt.Sprintf("%s gone=%v", r.name, gone), from: r, may: []ci.Kind{ci.ErrNotFound}, exec: func(n *node) (any, error) {
+		return nil, n.e.DrainSession(w.ctx, r.who, req)
+	}})
+	if gone { // the process ends; a supervisor starts it again some time
+		r.end()
+	}
+}
+
+// end ends the runner's process; sandboxes go on until somebody kills them.
+func (r *runner) end() {
+	r.life++
+	r.alive, r.paused = false, false
+	r.inbox = nil
+	for _, k := range r.works {
+		k.gone = true
+		k.box.alive = k.box.alive && k.box.user // preparation ends with the process
+		r.left = append(r.left, k.box)
+	}
+	r.left = append(r.left, r.ended...)
+	r.works, r.ended = nil, nil
+	r.session, r.openRequest = "", ""
+	r.opening, r.claiming, r.beating, r.saying, r.draining, r.leaving = false, false, false, false, false, false
+}
+
+// begin starts the process again. clean: it kills what it finds of its earlier lives.
+func (r *runner) begin(clean bool) {
+	r.alive = true
+	r.clock = clock{at: r.w.now, rate: r.clock.rate}
+	r.lastBeat = 0
+
+	if clean {
+		for _, b := range r.left {
+			b.alive = false
+		}
+	}
+}
+
+// lease builds a call of a lease route.
+func (k *work) lease(route, text string, exec func(*node, engine.Held) (any, error)) *call {
+	w := k.r.w
+	c := &call{route: route, text: k.r.name + " " + short(k.ref.Job) + fmt.Sprintf("/%d ", k.ref.Epoch) + text, who: k.r.who, ref: &k.ref, from: k.r}
+	access := engine.ActiveOnly
+	if route == routeComplete || route == routeLog {
+		access, c.cancelling = engine.WhileCancelling, true
+	}
+	c.exec = func(n *node) (any, error) { return w.leaseCall(n, k.r.who, k.ref, route, access, nil, exec) }
+	return c
+}
+
+// leaseCall does what the server's route does: guard, stored answer, use case.
+func (w *world) leaseCall(n *node, who engine.Identity, ref ci.LeaseRef, route string, access engine.Access,
+	stored func(*node) (any, bool, error), exec func(*node, engine.Held) (any, error),
+) (any, error) {
+	held, refusal := n.e.Hold(w.ctx, who, ref, route, access)
+	if refusal == nil {
+		return exec(n, held)
+	}
+	if stored == nil || !errors.Is(refusal, ci.ErrLeaseLost) && !errors.Is(refusal, ci.ErrRunEnded) {
+		return nil, refusal
+	}
+	answer, found, err := stored(n)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, refusal
+	}
+	return answer, nil
+}
+
+// sent sends the call and lets the attempt wait for its answer.
+func (k *work) sent(c *call, done func(any)) {
+	k.waiting = true
+	c.done = func(rep any, err error) {
+		k.waiting = false
+		if k.gone {
+			return
+		}
+		if err != nil {
+			switch {
+			case ci.RejectOf(err) == ci.RejectCancelling:
+				k.stop()
+			case ci.KindOf(err) == ci.ErrLeaseLost, ci.KindOf(err) == ci.ErrRunEnded:
+				k.drop()
+			}
+			return
+		}
+		done(rep)
+	}
+	k.r.w.send(c)
+}
+
+func (k *work) phase(p ci.Phase, done func()) {
+	w := k.r.w
+	req := protocol.SetPhase{RequestID: w.newID(ci.PrefixRequest), Phase: p}
+	if p == ci.PhaseExecuting {
+		req.Steps = []protocol.StepUpdate{{Index: 0, Name: "one", State: ci.StateRunning}}
+	}
+	c := k.lease(routePhase, string(p), func(n *node, held engine.Held) (any, error) { return p, n.e.SetPhase(w.ctx, held, req) })
+	c.merges = true
+	// A repeat that comes late finds the attempt further on.
+	c.may = []ci.Kind{ci.ErrConflict}
+	c.truth = func(any) {
+		w.read(func(tx *store.Tx) error {
+			a, _, err := tx.Attempt(w.ctx, k.ref.Job, k.ref.Epoch)
+			if err == nil && a.Phase.Order() < p.Order() {
+				w.bad("what is answered is stored", "phase %s of %s: the attempt is in %s", p, k.ref.Job, a.Phase)
+			}
+			return err
+		})
+	}
+	k.sent(c, func(any) { done() })
+}
+
+// user starts the first or another process of the user.
+func (k *work) user() {
+	if k.cancel || k.r.time() >= k.trust { // not any more
+		return
+	}
+	if !k.box.user {
+		k.box.user = true
+		k.r.w.userCode(k)
+	}
+}
+
+// next does what comes next for an attempt, unless it waits for an answer.
+func (k *work) next() {
+	w := k.r.w
+	if k.waiting {
+		return
+	}
+	spec := k.ticket.Job
+	switch {
+	case k.cancel && k.stage < stageEnding:
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionCancelled, Reason: ci.ReasonCancelled})
+		return
+	case k.r.leaving && k.stage < stageRan:
+		k.handOver(ci.ReasonRunnerShutdown)
+		return
+	}
+	switch k.stage {
+	case stageClaimed:
+		if k.outcome == 99 {
+			k.handOver(ci.ReasonRunnerRefused)
+			return
+		}
+		k.phase(ci.PhasePreparing, func() {
+			k.stage = stagePrepared
+			k.box.alive = !k.cancel
+		})
+	case stagePrepared:
+		switch {
+		case k.outcome >= 96 && !w.healing:
+			k.box.alive = false
+			k.complete(protocol.Complete{Conclusion: ci.ConclusionFailed, Reason: ci.ReasonPrepare})
+		case slices.Contains(spec.RunsOn.Features, ci.FeatureImage):
+			k.phase(ci.PhaseBuilding, func() { k.stage = stageBuilding; k.user() })
+		default:
+			k.executing()
+		}
+	case stageBuilding:
+		k.executing()
+	case stageExecuting:
+		if k.logged < 2 && (k.outcome+k.logged)%3 == 0 {
+			k.log()
+			return
+		}
+		k.logged = 2
+		if w.now >= k.doneAt {
+			k.box.alive = false
+			k.stage = stageRan
+			k.next()
+		}
+	case stageRan:
+		k.result()
+	case stageFinalising:
+		k.upload()
+	}
+}
+
+func (k *work) executing() {
+	w := k.r.w
+	k.phase(ci.PhaseExecuting, func() {
+		k.stage = stageExecuting
+		k.user()
+		k.doneAt = w.now + int64(k.outcome%40)*second
+	})
+}
+
+// result says how the commands ended.
+func (k *work) result() {
+	exit := func(n int) *int { return &n }
+	switch o := k.outcome; {
+	case o < 64:
+		k.phase(ci.PhaseFinalising, func() { k.stage = stageFinalising })
+	case o < 76:
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionFailed, Reason: ci.ReasonExit, ExitCode: exit(1)})
+	case o < 84:
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionFailed, Reason: ci.ReasonExit, ExitCode: exit(75)})
+	case o < 90:
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionTimedOut, Reason: ci.ReasonTimeout})
+	case o < 92:
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionFailed, Reason: ci.ReasonInternal})
+	default:
+		k.phase(ci.PhaseFinalising, func() { k.stage = stageFinalising })
+	}
+}
+
+func (k *work) success() protocol.Complete {
+	c := protocol.Complete{Conclusion: ci.ConclusionSuccess, SourceDigest: k.ticket.Source.Digest, Artifacts: k.sealed}
+	for _, name := range k.ticket.Job.Outputs {
+		c.Outputs = map[string]string{name: fmt.Sprint(k.outcome % 3)}
+	}
+	return c
+}
+
+func (k *work) complete(req protocol.Complete) {
+	w := k.r.w
+	k.stage = stageEnding
+	k.box.alive = false
+	req.RequestID = w.newID(ci.PrefixRequest)
+	req.Evidence = protocol.Evidence{Terminated: true, How: "cgroup"}
+	if k.seq > 0 {
+		req.Streams = []protocol.StreamEnd{{Step: 0, Stream: protocol.Stdout, Length: k.off}}
+	}
+	k.end(routeComplete, string(req.Conclusion), req.RequestID, engine.Digest(req), func(n *node, held engine.Held) (any, error) {
+		return n.e.Complete(w.ctx, held, req)
+	}, func() {
+		// Cancellation came first: the attempt ends as cancelled.
+		k.cancel = true
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionCancelled, Reason: ci.ReasonCancelled})
+	})
+}
+
+func (k *work) handOver(reason ci.Reason) {
+	w := k.r.w
+	k.stage = stageEnding
+	k.box.alive = false
+	req := protocol.HandOver{RequestID: w.newID(ci.PrefixRequest), Reason: reason, Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}
+	k.end(routeHandOver, string(reason), req.RequestID, engine.Digest(req), func(n *node, held engine.Held) (any, error) {
+		return n.e.HandOver(w.ctx, held, req)
+	}, func() {
+		k.cancel = true
+		k.complete(protocol.Complete{Conclusion: ci.ConclusionCancelled, Reason: ci.ReasonCancelled})
+	})
+}
+
+// end sends how the attempt ended until it is answered.
+func (k *work) end(route, text, request, digest string, exec func(*node, engine.Held) (any, error), cancelled func()) {
+	w := k.r.w
+	c := k.lease(route, text, exec)
+	access := engine.ActiveOnly
+	if route == routeComplete {
+		access = engine.WhileCancelling
+	}
+	c.exec = func(n *node) (any, error) {
+		return w.leaseCall(n, k.r.who, k.ref, route, access, func(n *node) (any, bool, error) {
+			return wrap(n.e.StoredAnswer(w.ctx, k.r.who, k.ref, request, digest))
+		}, exec)
+	}
+	c.cancelling = text == string(ci.ConclusionCancelled)
+	c.request, c.stored, c.ends, c.merges = request, true, true, true
+	// An artifact may have expired, a cancelled run may not be cancelling any more.
+	c.may = []ci.Kind{ci.ErrGone}
+	c.truth = func(rep any) { w.checkEnd(k.ref, request, rep.(protocol.Completed)) }
+	k.sent(c, func(any) { k.finish() })
+	done := c.done
+	c.done = func(rep any, err error) {
+		if !k.gone && err != nil && ci.RejectOf(err) == ci.RejectCancelling {
+			k.waiting = false
+			cancelled()
+			return
+		}
+		done(rep, err)
+	}
+}
+
+func wrap(answer protocol.Completed, ok bool, err error) (any, bool, error) { return answer, ok, err }
+
+// log appends one chunk, in the way of the log service: locked log, the time
+// behind it, the fence, the statements that commit a group.
+func (k *work) log() {
+	w := k.r.w
+	data := fmt.Sprintf("%s line %d\n", k.ref.Lease, k.logged)
+	sum := sha256.Sum256([]byte(data))
+	seq, off := k.seq+1, k.off
+	stream := store.LogStream{Step: 0, Stream: protocol.Stdout}
+	e := store.LogExtent{Job: k.ref.Job, Epoch: k.ref.Epoch, Seq: seq, LastSeq: seq, Stream: stream, Offset: off, Length: int64(len(data)),
+		Newlines: 1, FirstNL: int64(len(data) - 1), LastNL: int64(len(data) - 1), Digest: base64.RawStdEncoding.EncodeToString(sum[:])}
+	ref := k.ref
+	c := k.lease(routeLog, fmt.Sprintf("chunk %d", seq), func(n *node, held engine.Held) (any, error) {
+		var length int64
+		err := w.store.Write(w.ctx, func(tx *store.Tx) error {
+			logs, err := tx.LockLogs(w.ctx, []ci.LeaseRef{ref})
+			if err != nil {
+				return err
+			}
+			now, err := tx.Now(w.ctx)
+			if err != nil {
+				return err
+			}
+			current, err := tx.CurrentLeases(w.ctx, []ci.LeaseRef{ref}, now)
+			if err != nil {
+				return err
+			}
+			if !current[ref.Job] || len(logs) == 0 || logs[0].State != store.LogOpen {
+				why, err := tx.WhyRefused(w.ctx, ref, now)
+				if err != nil {
+					return err
+				}
+				return ci.Rejected(why)
+			}
+			l := logs[0]
+			if l.Streams == nil {
+				l.Streams = map[store.LogStream]int64{}
+			}
+			if l.NextSeq > seq { // a repeat
+				length = l.Streams[stream]
+				return nil
+			}
+			l.NextSeq, l.AheadSeq = seq+1, seq+1
+			l.Bytes += e.Length
+			l.Extents++
+			l.Streams[stream] = off + e.Length
+			length = l.Streams[stream]
+			return tx.AppendLogs(w.ctx, []ci.LeaseRef{ref}, []store.Log{l}, []store.LogExtent{e}, w.newID("seg"), e.Length, now)
+		})
+		return length, err
+	})
+	c.truth = func(rep any) { w.mirror.acked(k.ref, rep.(int64)) }
+	k.sent(c, func(any) {
+		k.seq, k.off = seq, off+int64(len(data))
+		k.logged++
+	})
+}
+
+// upload uploads the next artifact, and completes when there is none.
+func (k *work) upload() {
+	w := k.r.w
+	if k.publish >= len(k.ticket.Job.Publish) {
+		k.complete(k.success())
+		return
+	}
+	p := k.ticket.Job.Publish[k.publish]
+	if p.Optional && k.outcome%2 == 0 {
+		k.publish++
+		k.upload()
+		return
+	}
+	data := fmt.Appendf(nil, "archive of %s by %s", p.Name, k.ref.Lease)
+	sum := sha256.Sum256(data)
+	digest := "sha256:" + hex.EncodeToString(sum[:])
+	part := protocol.ArtifactPart{Number: 1, Size: int64(len(data)), Digest: digest, ETag: k.etag}
+	switch k.part {
+	case 0:
+		req := protocol.NewArtifact{RequestID: "up-" + string(k.ref.Lease) + p.Name, Name: p.Name, Size: int64(len(data)), Digest: digest, Files: 1, Bytes: 9}
+		exec := func(n *node, held engine.Held) (any, error) {
+			return n.files.Begin(w.ctx, held, req, engine.Digest(req))
+		}
+		c := k.lease(routeBegin, p.Name, exec)
+		c.exec = func(n *node) (any, error) {
+			return w.leaseCall(n, k.r.who, k.ref, routeBegin, engine.ActiveOnly, func(n *node) (any, bool, error) {
+				got, ok, err := n.files.StoredSession(w.ctx, k.r.who, k.ref, req, engine.Digest(req))
+				return got, ok, err
+			}, exec)
+		}
+		c.request = req.RequestID
+		c.may = []ci.Kind{ci.ErrNotFound} // a repeat finds it abandoned
+		id := ""
+		c.truth = func(rep any) {
+			got := rep.(protocol.ArtifactSession).ID
+			if id != "" && id != got {
+				w.bad("same request, same answer", "upload session %s and %s", id, got)
+			}
+			id = got
+		}
+		k.sent(c, func(rep any) { k.id, k.part = rep.(protocol.ArtifactSession).ID, 1 })
+	case 1:
+		id := k.id
+		c := k.lease(routeSign, p.Name, func(n *node, held engine.Held) (any, error) {
+			return n.files.Sign(w.ctx, held, id, []protocol.ArtifactPart{part})
+		})
+		c.may = []ci.Kind{ci.ErrConflict, ci.ErrNotFound} // a late repeat finds it sealed
+		k.sent(c, func(rep any) {
+			// The bytes go straight to the object store.
+			_, etag, err := w.blobs.request(w.ctx, "PUT", rep.(protocol.SignedParts).URLs[0].URL, data)
+			if err == nil {
+				k.etag, k.part = etag, 2
+			}
+		})
+	default:
+		id := k.id
+		c := k.lease(routeSeal, p.Name, func(n *node, held engine.Held) (any, error) {
+			return "sealed", n.files.Seal(w.ctx, held, id, []protocol.ArtifactPart{part})
+		})
+		c.may = []ci.Kind{ci.ErrNotFound}
+		c.truth = func(any) { w.checkSealed(k, id) }
+		k.sent(c, func(any) {
+			k.sealed[p.Name] = id
+			k.publish, k.part, k.etag = k.publish+1, 0, ""
+		})
+	}
+}
+
+// stepTime is how much time passes before a step.
+func (w *world) stepTime() int64 {
+	switch n := w.rng.IntN(100); {
+	case n < 60:
+		return w.rng.Int64N(second)
+	case n < 97:
+		return w.rng.Int64N(4 * second)
+	default:
+		return w.rng.Int64N(int64(ttl/time.Microsecond) / 2)
+	}
+}
