@@ -12,8 +12,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"mime"
 	"net/http"
+	"os"
 	"time"
 
 	"forgeci/internal/blob"
@@ -84,7 +84,9 @@ type caller struct {
 	viewer auth.Viewer
 	org    ci.OrgID // of a registration token
 	actor  string
-	held   engine.Held
+	// granted are the labels that the registration token grants.
+	granted []string
+	held    engine.Held
 }
 
 type handler func(w http.ResponseWriter, r *http.Request, c caller) error
@@ -98,10 +100,19 @@ func (a *API) Handler() http.Handler {
 	for _, r := range a.Routes() {
 		mux.Handle(r.Pattern, a.serve(r))
 	}
-	mux.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
-		a.fail(w, r, "", ci.Errorf(ci.ErrNotFound, "no route %s %s", r.Method, r.URL.Path))
-	})
+	mux.HandleFunc("/v1/", a.noRoute)
 	return mux
+}
+
+// noRoute answers what is not in the table.
+func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
+	id := ci.IDSource{}.New(ci.PrefixRequest)
+	w.Header().Set(protocol.HeaderRequest, id)
+	err := WellFormed(r)
+	if err == nil {
+		err = ci.Errorf(ci.ErrNotFound, "no route %s %s: /openapi.json lists them all", r.Method, clip(r.URL.Path, 200))
+	}
+	a.fail(w, r, id, err)
 }
 
 // serve wraps a route: request ID, credential, guard, error mapping.
@@ -128,6 +139,9 @@ func (a *API) answer(route Route, w http.ResponseWriter, r *http.Request) (err e
 			err = ci.Errorf(ci.ErrInternal, "panic")
 		}
 	}()
+	if err := WellFormed(r); err != nil {
+		return err
+	}
 	c, err := a.identify(route, r)
 	if err != nil {
 		return err
@@ -145,7 +159,7 @@ func (a *API) identify(route Route, r *http.Request) (c caller, err error) {
 	switch route.Credential {
 	case auth.None:
 	case auth.Registration:
-		c.org, c.actor, err = a.Auth.RegistrationOf(r)
+		c.org, c.actor, c.granted, err = a.Auth.RegistrationOf(r)
 	case auth.Runner:
 		c.runner, err = a.Auth.RunnerOf(r)
 	case auth.Person:
@@ -226,53 +240,10 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	switch {
 	case errors.As(err, &large):
 		return nil, ci.Errorf(ci.ErrTooLarge, "the body is over the limit of %d bytes", maxJSON)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, errTooSlow().WithCause(err)
 	case err != nil:
-		return nil, ci.Errorf(ci.ErrInvalid, "the body could not be read").WithCause(err)
+		return nil, ci.Errorf(ci.ErrInvalid, "the body was cut after %d bytes", len(b)).WithCause(err)
 	}
 	return b, nil
-}
-
-// decode reads a JSON body. People get unknown fields as errors; a runner may be
-// newer than the server and send fields that it does not know.
-func decode[T any](w http.ResponseWriter, r *http.Request, strict bool) (v T, err error) {
-	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != protocol.MediaJSON {
-		return v, ci.Errorf(ci.ErrInvalid, "Content-Type: %s is expected", protocol.MediaJSON)
-	}
-	b, err := readBody(w, r)
-	if err != nil {
-		return v, err
-	}
-	return decodeBytes[T](b, strict)
-}
-
-func decodeBytes[T any](b []byte, strict bool) (v T, err error) {
-	d := json.NewDecoder(bytesReader(b))
-	if strict {
-		d.DisallowUnknownFields()
-	}
-	if err := d.Decode(&v); err != nil {
-		return v, jsonError(err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return v, ci.Errorf(ci.ErrInvalid, "the body holds more than one JSON document")
-	}
-	return v, nil
-}
-
-// jsonError names the place of a JSON error.
-func jsonError(err error) error {
-	var typ *json.UnmarshalTypeError
-	var syn *json.SyntaxError
-	var known *ci.Error
-	switch {
-	case errors.As(err, &known):
-		return known
-	case errors.As(err, &typ):
-		return &ci.Error{Kind: ci.ErrInvalid, Detail: "the body has a field of the wrong type", Fields: []ci.FieldError{
-			{Pointer: pointer(typ.Field), Detail: "a JSON " + typ.Value + " is not a " + typ.Type.String()}}}
-	case errors.As(err, &syn):
-		return ci.Errorf(ci.ErrInvalid, "the body is not JSON: %v at byte %d", syn, syn.Offset)
-	default:
-		return ci.Errorf(ci.ErrInvalid, "the body cannot be read as JSON: %v", err)
-	}
 }

@@ -1,8 +1,6 @@
 package api
 
 import (
-	"bytes"
-	"io"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -10,17 +8,7 @@ import (
 	"forgeci/internal/ci"
 )
 
-func bytesReader(b []byte) io.Reader { return bytes.NewReader(b) }
-
 func stack() string { return string(debug.Stack()) }
-
-// pointer renders a dotted field path as a JSON pointer.
-func pointer(field string) string {
-	if field == "" {
-		return ""
-	}
-	return "/" + strings.ReplaceAll(field, ".", "/")
-}
 
 // intParam reads a query parameter; absent is the default.
 func intParam(get func(string) string, name string, absent, least, most int64) (int64, error) {

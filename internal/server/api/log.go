@@ -172,7 +172,8 @@ func (s *sse) beat(ctx context.Context, gone func()) {
 }
 
 // recheck is how often a stream asks again whether its viewer may still read.
-const recheck = 5 * time.Second
+// Together with how long auth remembers a credential it stays under 5 s.
+const recheck = 2 * time.Second
 
 // watchViewer ends a stream whose credential does not hold any more.
 func (a *API) watchViewer(ctx context.Context, r *http.Request, gone func()) {

@@ -144,7 +144,7 @@ func (s *stage) fill(blobs *fs.Store) {
 
 func (s *stage) runner(name string, org ci.OrgID) {
 	token := protocol.NewToken(protocol.TokenRunner)
-	id, err := s.engine.Register(s.ctx, org, "test", protocol.Register{Name: name, PublicKey: []byte(strings.Repeat(name, 32))}, auth.Hash(token))
+	id, err := s.engine.Register(s.ctx, org, "test", nil, protocol.Register{Name: name, PublicKey: []byte(strings.Repeat(name, 32))}, auth.Hash(token))
 	s.must(err)
 	s.tokens[name], s.ids[name] = token, engine.Identity{Runner: id, Org: org}
 	opened, err := s.engine.OpenSession(s.ctx, s.ids[name], protocol.OpenSession{RequestID: "1", Protocol: 1, Slots: 4,

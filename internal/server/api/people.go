@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 
 	"forgeci/internal/ci"
@@ -85,26 +87,44 @@ func (a *API) repo(ctx context.Context, r *http.Request, c caller) (store.Repo, 
 	return repo, err
 }
 
+// idempotencyKey reads the caller's key of a repeatable request, "" for none.
+func idempotencyKey(r *http.Request) (string, error) {
+	key := r.Header.Get(protocol.HeaderIdempotencyKey)
+	if len(key) > 255 || !storable(key) {
+		return "", ci.Errorf(ci.ErrInvalid, "%s: at most 255 characters of UTF-8 are expected", protocol.HeaderIdempotencyKey)
+	}
+	return key, nil
+}
+
+// Most bytes of a Git reference's name.
+const maxRef = 1024
+
+func isHexDigits(s string) bool { return strings.Trim(s, "0123456789abcdefABCDEF") == "" }
+
 func (a *API) createRun(w http.ResponseWriter, r *http.Request, c caller) error {
 	ctx := r.Context()
-	repo, err := a.repo(ctx, r, c)
-	if err != nil {
-		return err
-	}
 	req, err := decode[protocol.CreateRun](w, r, true)
 	if err != nil {
 		return err
 	}
+	repo, err := a.repo(ctx, r, c)
+	if err != nil {
+		return err
+	}
 	switch {
+	case len(req.CommitSHA) > 64 || req.CommitSHA != "" && !isHexDigits(req.CommitSHA):
+		return &ci.Error{Kind: ci.ErrInvalid, Detail: "commit_sha is not one", Fields: []ci.FieldError{{Pointer: "/commit_sha", Detail: "40 or 64 characters of hex are expected"}}}
+	case len(req.Ref) > maxRef:
+		return &ci.Error{Kind: ci.ErrInvalid, Detail: "ref is too long", Fields: []ci.FieldError{{Pointer: "/ref", Detail: "at most " + strconv.Itoa(maxRef) + " bytes are expected"}}}
 	case req.WorkflowPath == "":
 		return &ci.Error{Kind: ci.ErrInvalid, Detail: "workflow_path is needed", Fields: []ci.FieldError{{Pointer: "/workflow_path", Detail: "is empty"}}}
 	case req.Snapshot == "":
 		return &ci.Error{Kind: ci.ErrInvalid, Detail: "snapshot is needed: upload the source first; this server cannot fetch commits",
 			Fields: []ci.FieldError{{Pointer: "/snapshot", Detail: "is empty"}}}
 	}
-	key := r.Header.Get(protocol.HeaderIdempotencyKey)
-	if len(key) > 255 {
-		return ci.Errorf(ci.ErrInvalid, "%s: at most 255 characters", protocol.HeaderIdempotencyKey)
+	key, err := idempotencyKey(r)
+	if err != nil {
+		return err
 	}
 	plan, err := a.plan(ctx, c.viewer.Org, req)
 	if err != nil {
@@ -125,12 +145,37 @@ func (a *API) listRuns(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err != nil {
 		return err
 	}
-	page, err := a.Reader.Runs(r.Context(), c.viewer, reader.RunFilter{Repo: q.Get("repo"), State: ci.State(q.Get("state")),
-		Conclusion: ci.Conclusion(q.Get("conclusion")), Commit: q.Get("commit"), After: q.Get("after"), Limit: int(limit)})
+	state, conclusion := ci.State(q.Get("state")), ci.Conclusion(q.Get("conclusion"))
+	if state != "" && !slices.Contains(states(), state) {
+		return ci.Errorf(ci.ErrInvalid, "?state=%s: one of %s is expected", clip(string(state), 40), words(states()))
+	}
+	if conclusion != "" && !slices.Contains(conclusions(), conclusion) {
+		return ci.Errorf(ci.ErrInvalid, "?conclusion=%s: one of %s is expected", clip(string(conclusion), 40), words(conclusions()))
+	}
+	page, err := a.Reader.Runs(r.Context(), c.viewer, reader.RunFilter{Repo: q.Get("repo"), State: state,
+		Conclusion: conclusion, Commit: q.Get("commit"), After: q.Get("after"), Limit: int(limit)})
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, page)
+}
+
+func states() []ci.State {
+	return []ci.State{ci.StateWaiting, ci.StateReady, ci.StateRunning, ci.StateCancelling, ci.StateFinished}
+}
+
+func conclusions() []ci.Conclusion {
+	return []ci.Conclusion{ci.ConclusionSuccess, ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionCancelled,
+		ci.ConclusionAborted, ci.ConclusionSkipped, ci.ConclusionCached}
+}
+
+// words lists what may be given, for an error.
+func words[T ~string](all []T) string {
+	out := make([]string, len(all))
+	for i, w := range all {
+		out[i] = string(w)
+	}
+	return strings.Join(out, ", ")
 }
 
 func runID(r *http.Request) ci.RunID { return ci.RunID(r.PathValue("run_id")) }
@@ -164,8 +209,12 @@ func (a *API) retryRun(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err != nil {
 		return err
 	}
+	key, err := idempotencyKey(r)
+	if err != nil {
+		return err
+	}
 	id, err := a.Engine.Retry(r.Context(), engine.RetryRequest{Org: c.viewer.Org, Actor: c.viewer.Actor, Run: runID(r), Failed: req.Failed,
-		IdempotencyKey: r.Header.Get(protocol.HeaderIdempotencyKey), RequestDigest: engine.Digest([]any{runID(r), req})})
+		IdempotencyKey: key, RequestDigest: engine.Digest([]any{runID(r), req})})
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func (a *API) register(w http.ResponseWriter, r *http.Request, c caller) error {
 		return err
 	}
 	token := protocol.NewToken(protocol.TokenRunner)
-	id, err := a.Engine.Register(r.Context(), c.org, c.actor, req, auth.Hash(token))
+	id, err := a.Engine.Register(r.Context(), c.org, c.actor, c.granted, req, auth.Hash(token))
 	if err != nil {
 		return err
 	}

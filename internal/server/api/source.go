@@ -60,6 +60,9 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 		return err
 	}
 	want := r.PathValue("digest")
+	if hexed, ok := strings.CutPrefix(want, "sha256:"); !ok || !isHex(hexed, sha256.Size) {
+		return ci.Errorf(ci.ErrInvalid, "the address ends in %q: the manifest's digest is expected, sha256: and 64 characters of hex", clip(want, 80))
+	}
 	if src, err := a.source(ctx, c.viewer.Org, want); err == nil {
 		return writeJSON(w, http.StatusOK, snapshot(src))
 	} else if !errors.Is(err, ci.ErrNotFound) {
@@ -120,19 +123,41 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 
 // receive writes the body to a file and a hash.
 func receive(w http.ResponseWriter, r *http.Request, f *os.File, sum hash.Hash) (int64, error) {
-	size, err := io.Copy(io.MultiWriter(f, sum), http.MaxBytesReader(w, r.Body, maxSnapshot))
+	kept := &writing{w: io.MultiWriter(f, sum)}
+	size, err := io.Copy(kept, http.MaxBytesReader(w, r.Body, maxSnapshot))
 	var large *http.MaxBytesError
 	switch {
+	case err == nil:
+		return size, nil
+	case kept.err != nil:
+		return 0, ci.Errorf(ci.ErrUnavailable, "the server cannot keep the upload aside; nothing was stored").WithCause(err)
 	case errors.As(err, &large):
 		return 0, ci.Errorf(ci.ErrTooLarge, "a snapshot may have at most %d bytes", int64(maxSnapshot))
-	case err != nil && r.Context().Err() != nil:
-		return 0, err
-	case err != nil && strings.Contains(err.Error(), "unexpected EOF"), errors.Is(err, io.ErrUnexpectedEOF):
-		return 0, ci.Errorf(ci.ErrInvalid, "the upload was cut after %d bytes", size).WithCause(err)
-	case err != nil:
-		return 0, ci.Errorf(ci.ErrUnavailable, "the server cannot keep the upload aside").WithCause(err)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return 0, errTooSlow().WithCause(err)
+	default:
+		return 0, ci.Errorf(ci.ErrInvalid, "the upload was cut after %d bytes; nothing was stored", size).WithCause(err)
 	}
-	return size, nil
+}
+
+// writing remembers that it was the writing that failed.
+type writing struct {
+	w   io.Writer
+	err error
+}
+
+func (w *writing) Write(b []byte) (int, error) {
+	n, err := w.w.Write(b)
+	if err != nil {
+		w.err = err
+	}
+	return n, err
+}
+
+// isHex reports whether s is n bytes in lower-case hex.
+func isHex(s string, n int) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == n && strings.ToLower(s) == s
 }
 
 // workflowFiles remembers parsed workflow files of recent sources: both are

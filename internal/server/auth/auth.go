@@ -122,10 +122,16 @@ func (a *Auth) RunnerOf(r *http.Request) (engine.Identity, error) {
 	return engine.Identity{Runner: c.Runner, Org: c.Org}, err
 }
 
-// RegistrationOf proves that the caller may register runners of an organisation.
-func (a *Auth) RegistrationOf(r *http.Request) (org ci.OrgID, actor string, err error) {
+// RegistrationOf proves that the caller may register runners of an organisation
+// and answers the labels that such runners are granted. The only registration
+// token so far is the bootstrap token of a loopback installation: it grants
+// whatever a runner declares ("*").
+func (a *Auth) RegistrationOf(r *http.Request) (org ci.OrgID, actor string, granted []string, err error) {
 	c, err := a.ofKind(r, "registration")
-	return c.Org, c.Actor, err
+	if err != nil {
+		return "", "", nil, err
+	}
+	return c.Org, c.Actor, []string{"*"}, nil
 }
 
 func (a *Auth) ofKind(r *http.Request, kind string) (store.Credential, error) {
@@ -148,7 +154,7 @@ func (a *Auth) ofKind(r *http.Request, kind string) (store.Credential, error) {
 func sessionCookies() []string { return []string{"__Host-forgeci", "forgeci"} }
 
 // ViewerOf proves which person asks: by a bearer token or, for browsers, by the
-// session cookie. admin asks for more than reading and running.
+// session cookie, which only reads. admin asks for more than reading and running.
 func (a *Auth) ViewerOf(r *http.Request, admin bool) (Viewer, error) {
 	v, err := a.viewerOf(r)
 	if err == nil && admin && !v.Admin {
@@ -170,6 +176,11 @@ func (a *Auth) viewerOf(r *http.Request) (Viewer, error) {
 	}
 	for _, name := range sessionCookies() {
 		if c, err := r.Cookie(name); err == nil {
+			// A browser sends its cookie with what any page makes it ask: it reads with
+			// it, and changes something by the pages' own forms.
+			if r.Method != http.MethodGet && r.Method != http.MethodHead {
+				return Viewer{}, ci.Errorf(ci.ErrForbidden, "a browser session only reads here: send Authorization: Bearer <token>")
+			}
 			return a.Viewer(r.Context(), c.Value)
 		}
 	}

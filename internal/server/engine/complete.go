@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -63,9 +64,10 @@ func (e *Engine) HandOver(ctx context.Context, held Held, req protocol.HandOver)
 	case req.RequestID == "" || len(req.RequestID) > 128:
 		return protocol.Completed{}, ci.Errorf(ci.ErrInvalid, "request_id: 1 to 128 characters are needed")
 	case req.Reason != ci.ReasonRunnerShutdown && req.Reason != ci.ReasonRunnerRefused:
-		return protocol.Completed{}, ci.Errorf(ci.ErrInvalid, "reason %q: runner_shutdown or runner_refused is expected", req.Reason)
-	case !req.Evidence.Terminated:
-		return protocol.Completed{}, errNoEvidence()
+		return protocol.Completed{}, invalid("/reason", "%q: runner_shutdown or runner_refused is expected", clip(string(req.Reason), 64))
+	}
+	if err := errors.Join(validSteps(req.Steps), validStreams(req.Streams), validEvidence(req.Evidence)); err != nil {
+		return protocol.Completed{}, err
 	}
 	return e.end(ctx, &endOp{held: held, handOver: &req, digest: Digest(req)}, "hand-over")
 }
@@ -78,23 +80,19 @@ func (e *Engine) end(ctx context.Context, op *endOp, route string) (protocol.Com
 	return op.answer, err
 }
 
-func errNoEvidence() error {
-	return ci.Errorf(ci.ErrInvalid, "evidence: an attempt ends only with proof that its sandbox has ended (terminated: true)")
-}
-
 func validComplete(req protocol.Complete) error {
 	ok := []ci.Conclusion{ci.ConclusionSuccess, ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionCancelled}
 	switch {
 	case req.RequestID == "" || len(req.RequestID) > 128:
 		return ci.Errorf(ci.ErrInvalid, "request_id: 1 to 128 characters are needed")
 	case !slices.Contains(ok, req.Conclusion):
-		return ci.Errorf(ci.ErrInvalid, "conclusion %q: success, failed, timed_out or cancelled is expected", req.Conclusion)
-	case len(req.Steps) > 1000 || len(req.Streams) > 4000 || len(req.Artifacts) > 1000:
-		return ci.Errorf(ci.ErrTooLarge, "too many steps, streams or artifacts in one result")
-	case !req.Evidence.Terminated:
-		return errNoEvidence()
+		return invalid("/conclusion", "%q: success, failed, timed_out or cancelled is expected", clip(string(req.Conclusion), 64))
+	case len(req.Artifacts) > 1000:
+		return ci.Errorf(ci.ErrTooLarge, "at most 1000 artifacts in one result")
+	case !isWord(string(req.Reason)):
+		return invalid("/reason", "a word of at most %d letters, digits and _ is expected", wordMost)
 	}
-	return nil
+	return errors.Join(validSteps(req.Steps), validStreams(req.Streams), validEvidence(req.Evidence))
 }
 
 // StoredAnswer returns the answer that an ended attempt was given for the same

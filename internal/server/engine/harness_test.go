@@ -140,7 +140,7 @@ func (w *world) agentOf(org ci.OrgID, name string, slots int) *agent {
 	w.n++
 	key := make([]byte, 32)
 	copy(key, name)
-	id, err := w.e.Register(w.ctx, org, "tester", protocol.Register{Name: name, PublicKey: key}, name+string(rune('a'+w.n)))
+	id, err := w.e.Register(w.ctx, org, "tester", []string{"*"}, protocol.Register{Name: name, PublicKey: key}, name+string(rune('a'+w.n)))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -21,15 +21,10 @@ type phaseOp struct {
 // the server holds a limit of its own: job timeout + grace + TTL.
 func (e *Engine) SetPhase(ctx context.Context, held Held, req protocol.SetPhase) error {
 	if req.Phase != "" && req.Phase.Order() < 0 {
-		return ci.Errorf(ci.ErrInvalid, "phase %q is not known", req.Phase)
+		return invalid("/phase", "%q is not a phase", clip(string(req.Phase), 64))
 	}
-	if len(req.Steps) > 1000 {
-		return ci.Errorf(ci.ErrTooLarge, "too many steps in one report")
-	}
-	for _, s := range req.Steps {
-		if s.Index < 0 || s.State != ci.StateRunning && s.State != ci.StateFinished {
-			return ci.Errorf(ci.ErrInvalid, "step %d: state %q: running or finished is expected", s.Index, s.State)
-		}
+	if err := validSteps(req.Steps); err != nil {
+		return err
 	}
 	err := e.writer.do(ctx, &request{phase: &phaseOp{held: held, req: req}, done: make(chan struct{})})
 	if err != nil {

@@ -49,6 +49,9 @@ func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, 
 	if len(refs) > MaxHeartbeat {
 		return protocol.HeartbeatReply{}, ci.Errorf(ci.ErrTooLarge, "a heartbeat carries at most %d leases", MaxHeartbeat)
 	}
+	if err := validRefs(refs); err != nil {
+		return protocol.HeartbeatReply{}, err
+	}
 	s, err := e.session(ctx, who, session)
 	if err != nil {
 		return protocol.HeartbeatReply{}, err

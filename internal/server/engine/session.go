@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"slices"
 	"time"
 
@@ -16,28 +17,31 @@ import (
 // How far a runner's clock may differ before it is told.
 const clockTold = 5 * time.Minute
 
-// grantsAll is what the installation's one kind of registration token grants:
-// every label that the runner declares counts (SPEC decision 13).
-const grantsAll = `["*"]`
-
 // Register makes the runner of a public key, or finds it again, and gives it a
 // fresh credential; the hash is what is stored. Earlier credentials of the same
 // runner stop working.
-func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, req protocol.Register, credentialHash string) (ci.RunnerID, error) {
+//
+// granted are the labels that the registration allows, "*" for all that the
+// runner declares (SPEC decision 13); they take effect with its next session.
+func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, granted []string, req protocol.Register, credentialHash string) (ci.RunnerID, error) {
 	switch {
-	case req.Name == "" || len(req.Name) > 128:
-		return "", ci.Errorf(ci.ErrInvalid, "name: 1 to 128 characters are needed")
+	case !isText(req.Name, 128):
+		return "", invalid("/name", "1 to 128 printable characters are needed")
 	case len(req.PublicKey) != 32:
-		return "", ci.Errorf(ci.ErrInvalid, "public_key: 32 bytes of an Ed25519 key are needed")
+		return "", invalid("/public_key", "32 bytes of an Ed25519 key are needed, in base64")
+	}
+	grants, err := json.Marshal(append([]string{}, granted...))
+	if err != nil {
+		return "", err
 	}
 	var id ci.RunnerID
-	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
+	err = e.transact(ctx, func(ctx context.Context, t *txn) error {
 		now, err := t.lockedNow(ctx)
 		if err != nil {
 			return err
 		}
 		r, err := t.EnsureRunner(ctx, store.Runner{ID: ci.RunnerID(e.IDs.New(ci.PrefixRunner)), Org: org, Name: req.Name,
-			PublicKey: hex.EncodeToString(req.PublicKey), Granted: grantsAll}, now)
+			PublicKey: hex.EncodeToString(req.PublicKey), Granted: string(grants)}, now)
 		if err != nil {
 			return err
 		}
@@ -67,8 +71,9 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 			"the runner speaks protocol %d, this server %d to %d: run matching versions", req.Protocol, protocol.MinVersion, protocol.Version)
 	case req.Slots < 1 || req.Slots > 10_000:
 		return protocol.SessionOpened{}, ci.Errorf(ci.ErrInvalid, "slots: 1 to 10000 are possible")
-	case len(req.Terminated) > 10_000 || len(req.Alive) > 10_000 || len(req.Offer.Labels) > 1000:
-		return protocol.SessionOpened{}, ci.Errorf(ci.ErrTooLarge, "too many terminated or live attempts, or labels")
+	}
+	if err := errors.Join(validAttempts("/terminated", req.Terminated), validAttempts("/alive", req.Alive), validOffer(req.Offer)); err != nil {
+		return protocol.SessionOpened{}, err
 	}
 	var session store.Session
 	var served map[string]bool
@@ -227,8 +232,8 @@ func attemptKeys(rs []protocol.AttemptRef) []store.AttemptKey {
 // trust the lease any more reports it while the server still does: the report
 // stays known, and when the lease runs out the attempt's end is proven.
 func (e *Engine) Occupancy(ctx context.Context, who Identity, req protocol.Occupancy) error {
-	if len(req.Terminated) > 10_000 {
-		return ci.Errorf(ci.ErrTooLarge, "at most 10000 attempts in one report")
+	if err := validAttempts("/terminated", req.Terminated); err != nil {
+		return err
 	}
 	if _, err := e.session(ctx, who, req.Session); err != nil {
 		return err

@@ -115,7 +115,7 @@ func (t *txn) insertRun(ctx context.Context, n newRun) error {
 	}
 	run := store.Run{ID: n.id, Org: n.Org, Repo: n.Repo, Number: number, Parent: n.parent, Workflow: n.Plan.Workflow,
 		Path: n.Plan.Path, WorkflowDigest: n.Plan.Digest, SourceDigest: n.Source, Plan: string(plan), Event: n.Event,
-		CommitSHA: n.CommitSHA, Ref: n.Ref, Message: clip(n.Message, 64<<10), Author: clip(n.Author, 512), Actor: n.Actor,
+		CommitSHA: clip(n.CommitSHA, 64), Ref: clip(n.Ref, 1024), Message: clip(n.Message, 64<<10), Author: clip(n.Author, 512), Actor: n.Actor,
 		Trust: n.Trust, RetryDefault: n.retryDefault, Priority: int64(n.Plan.Priority), CreatedUS: now}
 	if n.Dirty {
 		run.Dirty = 1

@@ -168,6 +168,15 @@ func openSQLite(o Options) (*sql.DB, *sql.DB, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, nil, ci.Errorf(ci.ErrUnavailable, "the database's directory cannot be made: %v", err)
 	}
+	// What the database holds is its owner's alone, whoever may enter the directory;
+	// the files beside it take its mode over.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, nil, ci.Errorf(ci.ErrUnavailable, "the database cannot be opened: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		return nil, nil, ci.Errorf(ci.ErrUnavailable, "the database cannot be opened: %v", err)
+	}
 	dsn := "file:" + (&url.URL{Path: path}).EscapedPath() + "?" + common + "&_pragma=journal_mode(WAL)&_pragma=wal_autocheckpoint(1000)"
 	write, err := sql.Open("sqlite", dsn+"&_txlock=immediate")
 	if err != nil {

@@ -249,12 +249,9 @@ func (t *Tx) Quarantine(ctx context.Context, ks []AttemptKey) error {
 	return err
 }
 
-// EnsureRunner makes the runner with the public key, or renames it. What it was
-// granted stays.
+// EnsureRunner makes the runner with the public key, or renames it and replaces
+// what it is granted.
 func (t *Tx) EnsureRunner(ctx context.Context, r Runner, now int64) (Runner, error) {
-	if r.Granted == "" {
-		r.Granted = "[]"
-	}
 	if _, err := t.exec(ctx, "RunnerInsert", r.ID, r.Org, r.Name, r.PublicKey, r.Granted, now); err != nil {
 		return Runner{}, err
 	}

@@ -96,6 +96,13 @@ func (t *Tx) RevokeBootstrap(ctx context.Context, now int64) error {
 	return err
 }
 
+// DeleteCredential removes a credential; the token that it was made of is then
+// worth nothing. One that is not there is no error.
+func (t *Tx) DeleteCredential(ctx context.Context, id string) error {
+	_, err := t.exec(ctx, "CredentialDelete", id)
+	return err
+}
+
 // EnsureRepo makes a repository for the key at the host unless there is one.
 func (t *Tx) EnsureRepo(ctx context.Context, id ci.RepoID, org ci.OrgID, host, hostKey, name string, now int64) (Repo, error) {
 	if _, err := t.exec(ctx, "RepoInsert", id, org, host, hostKey, name, now); err != nil {

@@ -144,7 +144,7 @@ UPDATE occupancy SET quarantined = 1 WHERE (job_id, epoch) IN
 
 -- name: RunnerInsert
 INSERT INTO runner (id, org_id, name, public_key, granted, created_us) VALUES ($1, $2, $3, $4, $5, $6)
-ON CONFLICT (org_id, public_key) DO UPDATE SET name = excluded.name;
+ON CONFLICT (org_id, public_key) DO UPDATE SET name = excluded.name, granted = excluded.granted;
 
 -- name: RunnerByKey
 SELECT id, org_id, name, public_key, granted, status FROM runner WHERE org_id = $1 AND public_key = $2;

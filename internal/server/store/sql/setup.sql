@@ -40,6 +40,9 @@ UPDATE org SET weight = $2, job_limit = $3 WHERE id = $1;
 INSERT INTO credential (id, org_id, kind, hash, actor, runner_id, created_us, expires_us)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (hash) DO UPDATE SET revoked_us = 0;
 
+-- name: CredentialDelete
+DELETE FROM credential WHERE id = $1;
+
 -- name: CredentialByHash
 SELECT id, org_id, kind, actor, runner_id, created_us, expires_us, revoked_us FROM credential WHERE hash = $1;
 

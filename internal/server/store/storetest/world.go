@@ -80,7 +80,7 @@ func New(t testing.TB, url string) *World {
 			return err
 		}
 		w.Repo = repo.ID
-		runner, err := tx.EnsureRunner(ctx, store.Runner{ID: ci.RunnerID(w.ids.New(ci.PrefixRunner)), Org: w.Org, Name: "r", PublicKey: "k"}, now)
+		runner, err := tx.EnsureRunner(ctx, store.Runner{ID: ci.RunnerID(w.ids.New(ci.PrefixRunner)), Org: w.Org, Name: "r", PublicKey: "k", Granted: "[]"}, now)
 		if err != nil {
 			return err
 		}
