@@ -24,7 +24,9 @@ const (
 // bootstrap makes the tokens of an installation without users (SPEC decision 16):
 // files that only their owner can read, hashes in the database. They work on a
 // loopback listener only.
-func (s *Server) bootstrap(ctx context.Context, org ci.OrgID) error {
+// A token whose file is replaced or deleted is worth nothing from the next start
+// on: a data directory, known by its key, has one of each kind.
+func (s *Server) bootstrap(ctx context.Context, org ci.OrgID, key []byte) error {
 	for _, b := range []struct {
 		file  string
 		kind  protocol.TokenKind
@@ -46,8 +48,16 @@ func (s *Server) bootstrap(ctx context.Context, org ci.OrgID) error {
 			if err != nil {
 				return err
 			}
-			return tx.InsertCredential(ctx, store.Credential{ID: ci.IDSource{}.New(ci.PrefixToken), Org: org, Kind: b.word,
-				Actor: b.actor, CreatedUS: now}, auth.Hash(token))
+			c := store.Credential{ID: ci.IDSource{}.New(ci.PrefixToken), Org: org, Kind: b.word, Actor: b.actor, CreatedUS: now}
+			if _, known, err := tx.CredentialByHash(ctx, auth.Hash(token)); err != nil {
+				return err
+			} else if !known {
+				c.ID = ci.PrefixToken + "_" + auth.Hash(b.file + "\n" + string(key))[:26]
+				if err := tx.DeleteCredential(ctx, c.ID); err != nil {
+					return err
+				}
+			}
+			return tx.InsertCredential(ctx, c, auth.Hash(token))
 		})
 		if err != nil {
 			return err

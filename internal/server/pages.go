@@ -38,9 +38,10 @@ func (p pages) Overview(ctx context.Context, v auth.Viewer) (web.Overview, error
 	for _, r := range o.Runners {
 		f := &out.Runners
 		switch r.Status {
-		case "online":
+		case "online": // only these slots can be used, so only what uses them is counted
 			f.Online++
 			f.Slots += r.Slots
+			f.Busy += len(r.Running)
 		case "draining":
 			f.Draining++
 		case "fenced":
@@ -48,7 +49,6 @@ func (p pages) Overview(ctx context.Context, v auth.Viewer) (web.Overview, error
 		default:
 			f.Offline++
 		}
-		f.Busy += len(r.Running)
 	}
 	return out, nil
 }

@@ -120,7 +120,7 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	people := auth.New(s.store, key, cfg.Log, time.Now)
-	if err := s.bootstrap(ctx, org.ID); err != nil {
+	if err := s.bootstrap(ctx, org.ID, key); err != nil {
 		return err
 	}
 	s.logs = logs.New(logs.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation(),
