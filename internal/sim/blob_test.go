@@ -91,7 +91,7 @@ func noObject(key string) error { return ci.Errorf(ci.ErrNotFound, "no object %s
 func noUpload(key string) error { return ci.Errorf(ci.ErrNotFound, "no upload of %s", key) }
 
 func (m *memory) PutNew(ctx context.Context, key string, r io.Reader, size int64, sum [32]byte) error {
-	if err := blob.CheckKey(key); err != nil {
+	if err := blob.CheckUpload(key, size); err != nil {
 		return err
 	}
 	data, err := io.ReadAll(blob.NewVerifier(r, size, sum))
@@ -194,6 +194,13 @@ func (m *memory) PartURL(ctx context.Context, up blob.Upload, n int, size int64,
 	if err != nil {
 		return blob.SignedRequest{}, err
 	}
+	u, ok := m.uploads[up.ID]
+	if !ok {
+		return blob.SignedRequest{}, behind(noUpload(up.Key))
+	}
+	if p, ok := u.parts[n]; ok && (p.sum != sum || int64(len(p.data)) != size) {
+		return blob.SignedRequest{}, behind(ci.Errorf(ci.ErrConflict, "part %d of %s has other bytes", n, up.Key))
+	}
 	return m.sign("PUT", signature{upload: up.ID, key: up.Key, part: n, size: size, sum: sum, expires: m.now().Add(expires)}), behind(nil)
 }
 
@@ -225,8 +232,8 @@ func (m *memory) sign(method string, s signature) blob.SignedRequest {
 // request is a client's use of a signed URL: it answers the content, or the ETag.
 func (m *memory) request(ctx context.Context, method, raw string, body []byte) (data []byte, etag string, err error) {
 	u, err := url.Parse(raw)
-	if err != nil {
-		return nil, "", ci.Errorf(ci.ErrInvalid, "not a URL")
+	if err != nil || u.Path != "/memory" {
+		return nil, "", ci.Errorf(ci.ErrForbidden, "not a URL of this store")
 	}
 	m.mu.Lock()
 	s, ok := m.secrets[method+u.Query().Get("token")]
@@ -256,6 +263,9 @@ func (m *memory) request(ctx context.Context, method, raw string, body []byte) (
 	if !ok {
 		return nil, "", behind(noUpload(s.key))
 	}
+	if p, ok := up.parts[s.part]; ok && p.sum != s.sum {
+		return nil, "", behind(ci.Errorf(ci.ErrConflict, "part %d of %s has other bytes", s.part, s.key))
+	}
 	up.parts[s.part] = storedPart{slices.Clone(body), s.sum}
 	return nil, etagOf(s.sum), behind(nil)
 }
@@ -280,7 +290,7 @@ func (m *memory) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	status := map[ci.Kind]int{ci.ErrForbidden: 403, ci.ErrNotFound: 404, ci.ErrInvalid: 400, ci.ErrDigest: 400}[ci.KindOf(err)]
+	status := map[ci.Kind]int{ci.ErrForbidden: 403, ci.ErrNotFound: 404, ci.ErrInvalid: 400, ci.ErrDigest: 400, ci.ErrConflict: 409}[ci.KindOf(err)]
 	http.Error(w, err.Error(), max(status, 400))
 }
 
@@ -302,6 +312,14 @@ func (m *memory) Parts(ctx context.Context, up blob.Upload) ([]blob.Part, error)
 }
 
 func (m *memory) Seal(ctx context.Context, up blob.Upload, parts []blob.Part) error {
+	for i, p := range parts {
+		if p.Number != i+1 {
+			return ci.Errorf(ci.ErrInvalid, "part %d in place %d", p.Number, i+1)
+		}
+	}
+	if len(parts) == 0 {
+		return ci.Errorf(ci.ErrInvalid, "no parts")
+	}
 	behind, err := m.begin(ctx, "Seal")
 	if err != nil {
 		return err
@@ -320,8 +338,6 @@ func (m *memory) Seal(ctx context.Context, up blob.Upload, parts []blob.Part) er
 	for i, p := range parts {
 		have, ok := u.parts[i+1]
 		switch {
-		case p.Number != i+1:
-			return behind(ci.Errorf(ci.ErrInvalid, "parts are not in order"))
 		case !ok:
 			return behind(ci.Errorf(ci.ErrConflict, "part %d of %s was not stored", p.Number, up.Key))
 		case have.sum != p.SHA256 || int64(len(have.data)) != p.Size:

@@ -212,3 +212,56 @@ func (w *world) occupied(id ci.RunnerID) (ks []store.AttemptKey) {
 	}
 	return ks
 }
+
+// A runner stops an attempt whose lease it cannot trust any more some seconds
+// before the server gives it up, and says so once.
+func TestAReportBeforeTheLeaseRunsOutFreesTheSlot(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("j"), job("k"))
+		a := w.agent("a", 2)
+		j, k := a.mustClaim(), a.mustClaim()
+		for _, got := range []*protocol.Ticket{j, k} {
+			a.phase(got.Lease, ci.PhaseExecuting)
+		}
+		if err := w.e.Cancel(w.ctx, w.org, "tester", id); err != nil {
+			w.t.Fatal(err)
+		}
+		for range 2 { // repeated after a lost reply
+			err := w.e.Occupancy(w.ctx, a.who, protocol.Occupancy{Session: a.session, Terminated: []protocol.AttemptRef{{Job: j.Lease.Job, Epoch: 1}}})
+			if err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		w.wantJob(id, j.Job.Name, ci.StateCancelling, "", "")
+		w.pass(ttl + time.Second)
+		if err := w.e.Sweep(w.ctx, true); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantJob(id, j.Job.Name, ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+		w.wantJob(id, k.Job.Name, ci.StateCancelling, "", "")
+		if got := w.occupied(a.who.Runner); len(got) != 1 || got[0].Job != k.Lease.Job {
+			w.t.Errorf("taken slots: %v", got)
+		}
+		w.check()
+	})
+}
+
+// A late duplicate of a claim takes a job for a ticket that nobody waits for.
+func TestAnAttemptThatNeverBeganLeavesNoSlotTaken(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("j"))
+		a := w.agent("a", 1)
+		a.mustClaim()
+		w.pass(ttl + time.Second)
+		if err := w.e.Sweep(w.ctx, true); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantJob(id, "j", ci.StateReady, "", "")
+		if got := w.occupied(a.who.Runner); len(got) != 0 {
+			w.t.Errorf("taken slots: %v", got)
+		}
+		w.check()
+	})
+}

@@ -127,8 +127,9 @@ func TestARunnerGetsNoMoreThanItsSlots(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.submit(job("a"), job("b"), job("c"))
 		a := w.agent("a", 2)
-		first := a.mustClaim()
-		a.mustClaim()
+		first, second := a.mustClaim(), a.mustClaim()
+		a.phase(first.Lease, ci.PhasePreparing)
+		a.phase(second.Lease, ci.PhasePreparing)
 		if got := a.claim(); got != nil {
 			w.t.Errorf("a third job for two slots: %s", got.Job.Name)
 		}
