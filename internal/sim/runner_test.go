@@ -142,7 +142,7 @@ func (r *runner) register() {
 	w.send(&call{route: "register", text: r.name, exec: func(n *node) (any, error) {
 		// Each answer has a credential of its own.
 		hash := sha256.Sum256(fmt.Appendf(nil, "%s %d", r.name, w.calls+w.step))
-		return n.e.Register(w.ctx, r.org.id, "registration", req, hex.EncodeToString(hash[:])+w.newID(ci.PrefixToken))
+		return n.e.Register(w.ctx, r.org.id, "registration", []string{"*"}, req, hex.EncodeToString(hash[:])+w.newID(ci.PrefixToken))
 	}, truth: func(rep any) {
 		if r.registered && r.who.Runner != rep.(ci.RunnerID) {
 			w.bad("same request, same answer", "runner %s is %s and %s", r.name, r.who.Runner, rep)
