@@ -50,10 +50,16 @@ func onBoth(t *testing.T, f func(w *world)) {
 
 func newWorld(t *testing.T, url string) *world {
 	t.Helper()
+	return newWorldOver(t, store.Options{URL: url})
+}
+
+func newWorldOver(t *testing.T, o store.Options) *world {
+	t.Helper()
 	w := &world{t: t, ctx: t.Context(), now: &atomic.Int64{}, mono: &atomic.Int64{}}
 	w.now.Store(1_800_000_000_000_000)
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := store.Open(t.Context(), store.Options{URL: url, Now: w.now.Load, Log: log, MaxConns: 8})
+	o.Now, o.Log, o.MaxConns = w.now.Load, log, 8
+	s, err := store.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
