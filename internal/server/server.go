@@ -131,7 +131,7 @@ func (s *Server) open(ctx context.Context) error {
 		Reader: read, Log: cfg.Log, TempDir: temp, Version: cfg.Version, Ready: s.ready})
 	site := web.New(web.Config{Reader: pages{read, s.logs, s.engine}, Actions: actions{s.engine}, Auth: signIn{people}, Log: cfg.Log,
 		Version: cfg.Version, Secure: cfg.TLSCert != ""})
-	s.http = &http.Server{Handler: s.handler(rest, site, mount), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+	s.http = &http.Server{Handler: s.handler(rest, site, mount), ReadHeaderTimeout: headerIn, IdleTimeout: idle,
 		MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
 	return nil
 }
@@ -180,7 +180,7 @@ func (s *Server) handler(rest *api.API, site *web.Site, blobs http.Handler) http
 	for _, r := range site.Routes() {
 		mux.Handle(r.Method+" "+r.Pattern, r.Handler)
 	}
-	return http.NewCrossOriginProtection().Handler(mux)
+	return front(s.cfg.Log, mux)
 }
 
 // Addr is the address that the server listens on.
@@ -287,6 +287,7 @@ func (s *Server) listen() error {
 	if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
 		return ci.Errorf(ci.ErrConflict, "cannot listen on %s: %v", cfg.Listen, err)
 	}
+	s.listener = limited(s.listener)
 	scheme := "http"
 	if cfg.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.TLSCert, cfg.TLSKey)
