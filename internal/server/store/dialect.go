@@ -117,7 +117,8 @@ func disconnected(err error) bool {
 	var connect *pgconn.ConnectError
 	var op net.Error
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.As(err, &connect) || errors.As(err, &op) || errors.Is(err, sql.ErrConnDone) || pgconn.SafeToRetry(err)
+		errors.As(err, &connect) || errors.As(err, &op) || errors.Is(err, sql.ErrConnDone) || errors.Is(err, pgconn.ErrConnClosed) ||
+		pgconn.SafeToRetry(err)
 }
 
 func sqliteDialect() *dialect {
