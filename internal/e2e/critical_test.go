@@ -126,12 +126,14 @@ func critical(t *testing.T, c config) {
 	id := w.submit(criticalJobs, criticalFiles())
 
 	w.came("compile", 1)
+	w.logged(id, "compile", 1, "target/app\n") // what the server does not have dies with the runner
 	first.signal(syscall.SIGSTOP)
 
 	second := w.machine("second", "compile")
 	sealed := second.freezes(second.through(), protocol.RouteSealArtifact)
 	second.start()
 	w.came("compile", 2)
+	w.logged(id, "compile", 2, "target/app\n")
 	w.sign("go.2")
 	select {
 	case <-sealed:

@@ -271,6 +271,16 @@ func (w *world) log(job ci.JobID, attempt int64, stream string) string {
 	return b.String()
 }
 
+// logged waits until the log of an attempt, as people can read it, ends with the
+// text.
+func (w *world) logged(run ci.RunID, name string, attempt int64, text string) {
+	w.t.Helper()
+	id := w.job(run, name).ID
+	w.until(patience, "the log of attempt "+strconv.FormatInt(attempt, 10), func() bool {
+		return strings.HasSuffix(w.log(id, attempt, "stdout"), text)
+	})
+}
+
 // machine is a host with one runner: a data directory of its own that no other
 // machine knows.
 type machine struct {
