@@ -2,6 +2,7 @@ package runner
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -138,5 +139,45 @@ func TestCase_YAML_11_TheFailingLineStandsInTheLog(t *testing.T) {
 	}
 	if got := j.text(0, protocol.System); got != "forgeci: line 2 of the script failed with exit code 1\n" {
 		t.Errorf("the runner's own words: %q", got)
+	}
+}
+
+// A job is cancelled while its source is on the way, and another's download is
+// cut: the next job on the runner meets a whole tree and nothing of them.
+func TestCase_CAN_02_AnInterruptedCheckoutLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	s := newControlPlane(t, time.Minute)
+	files := map[string]string{"README": "whole\n", "src/a": "a", "src/b": "b"}
+	cancelled, cut := s.add(job("true"), files), s.add(job("true"), files)
+	nth := 0
+	s.fault = func(route string, _ int) string {
+		if route != protocol.RouteFetchSource {
+			return ""
+		}
+		nth++
+		switch nth {
+		case 1: // cancelled in the middle
+			cancelled.cancel = true
+			return ""
+		case 2: // the answer never arrives
+			return "lost"
+		default:
+			return ""
+		}
+	}
+	r := realRig(t, s, 1).start()
+	r.finish(cancelled)
+	r.finish(cut)
+	next := s.add(job("find . -type f | sort; cat README; ls -A ..; test -z \"$(ls -A $HOME)\""), files)
+	r.finish(next)
+	r.drain()
+	if cancelled.complete.Conclusion != ci.ConclusionCancelled {
+		t.Errorf("the cancelled job: %+v", cancelled.complete)
+	}
+	if c := next.complete; c.Conclusion != ci.ConclusionSuccess {
+		t.Errorf("the next job: %+v", c)
+	}
+	if got := next.text(0, protocol.Stdout); !strings.HasPrefix(got, "./README\n./src/a\n./src/b\nwhole\n") {
+		t.Errorf("the next job sees %q", got)
 	}
 }
