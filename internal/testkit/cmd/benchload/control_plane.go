@@ -49,6 +49,8 @@ func (b *bench) controlPlane(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	wait := w.profile(ctx, "control-plane", 20*time.Second)
+	defer wait()
 	from := time.Now()
 	if err := p.sustain(ctx, rate, measured); err != nil {
 		return err

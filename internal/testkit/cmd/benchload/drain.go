@@ -44,6 +44,7 @@ func (b *bench) drainOn(ctx context.Context, kind string) (err error) {
 			return err
 		}
 	}
+	defer w.profile(ctx, "drain-"+kind, 10*time.Second)()
 	// The youngest run ends among the last; waiting for it costs the server little.
 	if err := w.finished(ctx, runs[jobs-1]); err != nil {
 		return err
@@ -60,11 +61,12 @@ func (b *bench) drainOn(ctx context.Context, kind string) (err error) {
 		return err
 	}
 	for i, p := range w.runners {
-		used, err := p.cpu()
+		own, children, err := p.times()
 		if err != nil {
 			return err
 		}
-		b.logf("drain %s: runner %d used %.2f ms CPU of its own a job of the drain", kind, i+1, ms(used)*runners/jobs)
+		b.logf("drain %s: runner %d used %.2f ms CPU for one of its jobs, and its children %.2f ms", kind, i+1,
+			ms(own)*runners/jobs, ms(children)*runners/jobs)
 	}
 	line := struct {
 		Bench    string  `json:"bench"`

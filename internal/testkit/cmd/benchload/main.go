@@ -1,7 +1,7 @@
 // Command benchload measures the product as its users meet it: real processes,
 // real databases with their default durability, every result verified.
 //
-//	benchload [-only NAME,...] [-forgeci BINARY]
+//	benchload [-only NAME,...] [-forgeci BINARY] [-profiles DIR]
 //
 // It prints one JSON object on one line of standard output for each measurement
 // and tells on standard error what it does. It ends with an error when a floor
@@ -27,11 +27,12 @@ import (
 
 func main() {
 	only := flag.String("only", "", "run only these benches, separated by commas")
+	profiles := flag.String("profiles", "", "keep CPU profiles of drain and control_plane in this directory")
 	binary := flag.String("forgeci", "", "measure this binary; the default is built from this tree")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	b := &bench{out: os.Stdout, err: os.Stderr, binary: *binary}
+	b := &bench{out: os.Stdout, err: os.Stderr, binary: *binary, profiles: *profiles}
 	if err := b.run(ctx, strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })); err != nil {
 		fmt.Fprintln(os.Stderr, "benchload:", err)
 		stop()
@@ -65,6 +66,7 @@ func measurements() []measurement {
 type bench struct {
 	out, err io.Writer
 	binary   string
+	profiles string
 	dir      string // temporary, removed at the end
 	postgres *postgresCluster
 	missed   []string // floors

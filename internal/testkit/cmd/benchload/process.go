@@ -23,7 +23,8 @@ func buildBinary() (string, error) { return testkit.BuildBinary() }
 type process struct {
 	name   string
 	pid    int
-	log    string // file of standard error
+	log    string // file of its output
+	admin  string // address of its profiles, if they are wanted
 	exited chan struct{}
 	state  *os.ProcessState // set before exited is closed
 }
@@ -40,10 +41,14 @@ func (b *bench) start(name, path string, args ...string) (*process, error) {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(path, args...)
+	p := &process{name: name, log: log.Name(), exited: make(chan struct{})}
+	more, err := b.adminArgs(&p.admin)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path, append(args, more...)...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = b.dir, b.environment(), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p := &process{name: name, log: log.Name(), exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		// The death signal is tied to the thread that starts the program.
@@ -101,20 +106,33 @@ func (p *process) tail() string {
 
 // cpu is the processor time that the process itself has used.
 func (p *process) cpu() (time.Duration, error) {
+	own, _, err := p.times()
+	return own, err
+}
+
+// times is the processor time of the process and of its children that have ended.
+func (p *process) times() (own, children time.Duration, err error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.pid), "stat"))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	// The name, in parentheses, may hold anything; utime and stime are fields 14 and 15.
+	// The name, in parentheses, may hold anything; utime, stime, cutime and cstime
+	// are fields 14 to 17.
 	_, rest, ok := bytes.Cut(text[max(bytes.LastIndexByte(text, ')'), 0):], []byte(") "))
 	fields := strings.Fields(string(rest))
-	if !ok || len(fields) < 13 {
-		return 0, fmt.Errorf("stat of %s cannot be read", p.name)
+	if !ok || len(fields) < 15 {
+		return 0, 0, fmt.Errorf("stat of %s cannot be read", p.name)
 	}
-	user, err := strconv.ParseInt(fields[11], 10, 64)
-	system, err2 := strconv.ParseInt(fields[12], 10, 64)
 	const tick = 10 * time.Millisecond // USER_HZ is 100 on every Linux
-	return time.Duration(user+system) * tick, errors.Join(err, err2)
+	var sums [2]time.Duration
+	for i, field := range fields[11:15] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("stat of %s: %w", p.name, err)
+		}
+		sums[i/2] += time.Duration(n) * tick
+	}
+	return sums[0], sums[1], nil
 }
 
 // memory is what /proc/PID/status says of a process, in bytes.
