@@ -199,14 +199,32 @@ type StepOf struct {
 	Step
 }
 
-// UpsertSteps writes step records of attempts whose lease is current.
+// UpsertSteps writes step records of attempts whose lease is current. Of several
+// records of one step the last counts, and none behind a finished one: a quick
+// step begins and ends in one batch, and PostgreSQL writes no row twice.
 func (t *Tx) UpsertSteps(ctx context.Context, steps []StepOf, now int64) error {
 	if len(steps) == 0 {
 		return nil
 	}
-	rs := make([]ci.LeaseRef, len(steps))
-	m := make(map[string]any, len(steps))
-	for i, s := range steps {
+	type key struct {
+		job        ci.JobID
+		epoch, idx int64
+	}
+	at := map[key]int{}
+	var last []StepOf
+	for _, s := range steps {
+		k := key{s.Ref.Job, s.Ref.Epoch, s.Index}
+		switch i, again := at[k]; {
+		case !again:
+			at[k] = len(last)
+			last = append(last, s)
+		case last[i].State != ci.StateFinished:
+			last[i] = s
+		}
+	}
+	rs := make([]ci.LeaseRef, len(last))
+	m := make(map[string]any, len(last))
+	for i, s := range last {
 		rs[i] = s.Ref
 		m[itoa(i)] = map[string]any{"j": s.Ref.Job, "e": s.Ref.Epoch, "i": s.Index, "n": s.Name, "st": s.State,
 			"c": s.Conclusion, "r": s.Reason, "x": s.ExitCode, "sg": s.Signal, "d": s.DurationUS}
