@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,6 +61,8 @@ type app struct {
 	started bool
 	// fromEnv names flags of the command whose value came from the environment.
 	fromEnv map[string]bool
+	// lost is set once the user has been told that no server answers.
+	lost atomic.Bool
 	// tokenName is the file of a server's first token of the kind that is needed.
 	tokenName string
 	// variables are the environment variables that stand in for a flag of any command.

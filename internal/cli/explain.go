@@ -40,7 +40,7 @@ func (a *app) explain(ctx context.Context, cfg *explainConfig, name string) erro
 	if err != nil {
 		return err
 	}
-	id, err := a.jobTarget(ctx, c, name)
+	id, err := a.jobTarget(ctx, c, name, false)
 	if err != nil {
 		return err
 	}
@@ -71,12 +71,12 @@ func (a *app) explain(ctx context.Context, cfg *explainConfig, name string) erro
 }
 
 // jobTarget resolves the name of a job. A run stands for its job when it has only one.
-func (a *app) jobTarget(ctx context.Context, c *protocol.Client, name string) (ci.JobID, error) {
-	run, job, err := a.target(ctx, c, name, false)
+func (a *app) jobTarget(ctx context.Context, c *protocol.Client, name string, patient bool) (ci.JobID, error) {
+	run, job, err := a.target(ctx, c, name, patient)
 	if err != nil || job != "" {
 		return job, err
 	}
-	r, err := c.Run(ctx, run)
+	r, err := a.readRun(ctx, c, run, patient)
 	if err != nil {
 		return "", err
 	}

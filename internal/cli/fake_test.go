@@ -41,6 +41,7 @@ type fake struct {
 	requests  []string
 	changed   chan struct{} // closed at every change
 	number    int64
+	waits     int // how often somebody asked for events
 	signalled *exec.Cmd
 }
 
@@ -162,6 +163,9 @@ func (f *fake) handler() http.Handler {
 		mux.HandleFunc(route, func(w http.ResponseWriter, r *http.Request) {
 			f.mu.Lock()
 			f.requests = append(f.requests, r.Method+" "+r.URL.RequestURI())
+			if strings.HasSuffix(r.URL.Path, "/events") {
+				f.waits++
+			}
 			f.mu.Unlock()
 			err := error(ci.Errorf(ci.ErrUnauthorized, "the token is not valid here"))
 			if r.Header.Get("Authorization") == "Bearer "+fakeToken {

@@ -90,11 +90,16 @@ func (a *app) logs(ctx context.Context, cfg *logsConfig, name string) error {
 	if err != nil {
 		return err
 	}
-	id, err := a.jobTarget(ctx, c, name)
+	id, err := a.jobTarget(ctx, c, name, cfg.follow)
 	if err != nil {
 		return err
 	}
-	job, err := c.Job(ctx, id)
+	read := func() (protocol.Job, error) { return c.Job(ctx, id) }
+	if cfg.follow {
+		once := read
+		read = func() (protocol.Job, error) { return patiently(ctx, a, once) }
+	}
+	job, err := read()
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func (a *app) followLog(ctx context.Context, c *protocol.Client, job protocol.Jo
 			a.err.line(notStarted(job.JobSummary))
 		}
 		var err error
-		if job, err = patiently(ctx, func() (protocol.Job, error) { return c.Job(ctx, job.ID) }); err != nil {
+		if job, err = patiently(ctx, a, func() (protocol.Job, error) { return c.Job(ctx, job.ID) }); err != nil {
 			return err
 		}
 		if job.Attempts > epoch {

@@ -74,7 +74,7 @@ func scripts(t *testing.T, pattern string) {
 		UpdateScripts:       os.Getenv("UPDATE_SCRIPTS") != "",
 		Setup: func(e *testscript.Env) error {
 			f := newFake(t)
-			furnish(t, f)
+			f.change(func() { furnish(t, f) })
 			e.Values[fakeKey{}] = f
 			e.Defer(f.down)
 			e.Setenv("FORGECI_SERVER", "http://"+f.addr)
@@ -120,16 +120,35 @@ func cmdServer(ts *testscript.TestScript, _ bool, args []string) {
 	later(ts, args[1:], act)
 }
 
-// later does something now, or after the pause that args give.
+// later does something now; after the pause that args give; or, with a plus
+// before the pause, so long after a command has begun to wait for events.
 func later(ts *testscript.TestScript, args []string, act func()) {
 	if len(args) == 0 {
 		act()
 		return
 	}
-	d, err := time.ParseDuration(args[0])
+	pause, waits := strings.CutPrefix(args[0], "+")
+	d, err := time.ParseDuration(pause)
 	ts.Check(err)
-	timer := time.AfterFunc(d, act)
-	ts.Defer(func() { timer.Stop() })
+	f := fakeOf(ts)
+	count := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.waits
+	}
+	before := count()
+	ended := make(chan struct{})
+	ts.Defer(func() { close(ended) })
+	go func() {
+		if waits && !until(func() bool { return count() > before }) {
+			return
+		}
+		select {
+		case <-time.After(d):
+			act()
+		case <-ended:
+		}
+	}()
 }
 
 // cmdRun: run ID STATE [CONCLUSION [REASON [PAUSE]]] changes a run.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -104,7 +105,7 @@ func (a *app) showCommit(ctx context.Context, c *protocol.Client, cfg *showConfi
 	begun := time.Now()
 	var found []protocol.RunSummary
 	for {
-		runs, err := patiently(ctx, func() ([]protocol.RunSummary, error) {
+		runs, err := patiently(ctx, a, func() ([]protocol.RunSummary, error) {
 			runs, _, err := listRuns(ctx, c, q, 0)
 			return runs, err
 		})
@@ -173,11 +174,16 @@ func (a *app) awaitRuns(
 			}
 			p := a.newProgress(label)
 			defer p.close()
+			var last protocol.RunSummary
 			run, err := a.awaitRun(ctx, c, id, w, func(r protocol.Run) error {
-				if o.form == outputLines {
-					return a.printJSONLine(awaited{Run: &r.RunSummary})
+				if o.form != outputLines {
+					return p.changed(r)
 				}
-				return p.changed(r)
+				if reflect.DeepEqual(r.RunSummary, last) {
+					return nil
+				}
+				last = r.RunSummary
+				return a.printJSONLine(awaited{Run: &r.RunSummary})
 			})
 			runs[i] = run
 			done <- err
@@ -250,14 +256,7 @@ func (a *app) target(ctx context.Context, c *protocol.Client, name string, patie
 	runName, jobName, named := strings.Cut(name, "/")
 	switch {
 	case named && ci.HasPrefix(runName, ci.PrefixRun):
-		read := func() (protocol.Run, error) { return c.Run(ctx, ci.RunID(runName)) }
-		var run protocol.Run
-		var err error
-		if patient {
-			run, err = patiently(ctx, read)
-		} else {
-			run, err = read()
-		}
+		run, err := a.readRun(ctx, c, ci.RunID(runName), patient)
 		if err != nil {
 			return "", "", err
 		}
@@ -270,6 +269,15 @@ func (a *app) target(ctx context.Context, c *protocol.Client, name string, patie
 	default:
 		return "", "", ci.Errorf(ci.ErrNotFound, "%q is neither a run (run_…) nor a job (job_… or RUN/NAME); `forgeci runs` lists runs", name)
 	}
+}
+
+// readRun reads a run; patiently, when a lost server is to be waited for.
+func (a *app) readRun(ctx context.Context, c *protocol.Client, id ci.RunID, patient bool) (protocol.Run, error) {
+	read := func() (protocol.Run, error) { return c.Run(ctx, id) }
+	if patient {
+		return patiently(ctx, a, read)
+	}
+	return read()
 }
 
 // jobNamed finds a job of a run by its name, or by its key when that is enough.

@@ -20,7 +20,7 @@ func (a *app) showJob(ctx context.Context, c *protocol.Client, cfg *showConfig, 
 	}
 	ctx, cancel := within(ctx, cfg.timeout)
 	defer cancel()
-	job, err := patiently(ctx, read)
+	job, err := patiently(ctx, a, read)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (a *app) awaitJob(
 	if _, err := a.awaitRun(ctx, c, job.Run.ID, waiting{}, see); err != nil && err != finished { //nolint:errorlint // this very value
 		return job, err
 	}
-	return patiently(ctx, func() (protocol.Job, error) { return c.Job(ctx, job.ID) })
+	return patiently(ctx, a, func() (protocol.Job, error) { return c.Job(ctx, job.ID) })
 }
 
 func (a *app) printJobAs(o output, job protocol.Job) error {

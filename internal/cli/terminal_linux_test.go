@@ -63,7 +63,7 @@ func TestCase_CLI_02_on_a_terminal(t *testing.T) {
 	t.Parallel()
 	f := newFake(t)
 	t.Cleanup(f.down)
-	furnish(t, f)
+	f.change(func() { furnish(t, f) })
 	env := map[string]string{"FORGECI_SERVER": "http://" + f.addr, "FORGECI_TOKEN": fakeToken, "TERM": "xterm"}
 	code, shown := onTerminal(t, env, "logs", "job_odd_build")
 	for _, want := range []string{`\xff\xfe^@` + "\n", "café\n", "\x1b[31mred\x1b[0m\n", "10%\n20%\n100%\n", `\x9bm\u202eevil`} {

@@ -48,14 +48,18 @@ func (w *waiting) check() error {
 
 // follow says what a wait does with a lost connection.
 func (a *app) follow() protocol.Follow {
-	told := false
 	return protocol.Follow{GiveUp: giveUp, Lost: func(err error, pause time.Duration) {
-		if told || pause < time.Second {
-			return
+		if pause >= time.Second {
+			a.tellLost(err)
 		}
-		told = true
-		a.err.line("the server does not answer, still trying: " + describe(err))
 	}}
+}
+
+// tellLost says once that no server answers.
+func (a *app) tellLost(err error) {
+	if !a.lost.Swap(true) {
+		a.err.line("the server does not answer, still trying: " + describe(err))
+	}
 }
 
 // awaitRun waits until the run is finished and returns it as it then is.
@@ -67,7 +71,7 @@ func (a *app) awaitRun(
 	ctx, cancel := within(ctx, w.timeout)
 	defer cancel()
 	look := func() (protocol.Run, error) {
-		run, err := patiently(ctx, func() (protocol.Run, error) { return c.Run(ctx, id) })
+		run, err := patiently(ctx, a, func() (protocol.Run, error) { return c.Run(ctx, id) })
 		if err == nil && changed != nil {
 			err = changed(run)
 		}
@@ -112,7 +116,7 @@ func failing(run protocol.Run) bool {
 }
 
 // patiently repeats a read while no server answers, up to giveUp.
-func patiently[T any](ctx context.Context, read func() (T, error)) (T, error) {
+func patiently[T any](ctx context.Context, a *app, read func() (T, error)) (T, error) {
 	begun := time.Now()
 	for {
 		v, err := read()
@@ -122,7 +126,10 @@ func patiently[T any](ctx context.Context, read func() (T, error)) (T, error) {
 		if err == nil || !errors.Is(err, ci.ErrUnavailable) || time.Since(begun) > giveUp {
 			return v, err
 		}
-		if err := pause(ctx, time.Second); err != nil {
+		if time.Since(begun) > patience {
+			a.tellLost(err)
+		}
+		if err := pause(ctx, 500*time.Millisecond); err != nil {
 			return v, err
 		}
 	}
@@ -155,7 +162,8 @@ func (a *app) newProgress(label string) *progress {
 	return &progress{a: a, seen: map[ci.JobID]string{}, later: map[ci.JobID]*time.Timer{}, label: label}
 }
 
-// patience is how long a job may wait before its reason is worth a line.
+// patience is how long a job may wait, or a server be silent, before that is
+// worth a line.
 const patience = 2 * time.Second
 
 func (p *progress) changed(run protocol.Run) error {
