@@ -14,6 +14,7 @@ import (
 type planConfig struct {
 	output
 	choosing
+	happening
 	jobs, inputs []string
 }
 
@@ -23,8 +24,10 @@ func (a *app) planCommand() *cobra.Command {
 		Use:   "plan [DIR]",
 		Short: "Show the jobs that a workflow expands to",
 		Long: `Show what would run: jobs with matrices expanded, in the order of the file, with
-what each of them waits for and needs of a runner. Needs no server.`,
-		Example: "  forgeci plan --file .forgeci/release.yaml --input version=1.2\n  forgeci plan --output json",
+what each of them waits for and needs of a runner. Needs no server.
+
+With --event it shows which of the workflow files an event would start, and why.`,
+		Example: "  forgeci plan --event push --branch main --path src/main.go\n  forgeci plan --file .forgeci/release.yaml --input version=1.2\n  forgeci plan --output json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return a.showPlan(&cfg, strings.Join(args, ""))
@@ -36,6 +39,11 @@ what each of them waits for and needs of a runner. Needs no server.`,
 	f.BoolVar(&cfg.all, "all", false, "show every workflow file")
 	f.StringArrayVar(&cfg.jobs, "job", nil, "only this job and what it needs; may be repeated")
 	f.StringArrayVar(&cfg.inputs, "input", nil, "an input of the workflow as name=value; may be repeated")
+	f.Var(&choice{&cfg.event, events()}, "event", "show what this event would start: push, pull_request, schedule or manual")
+	f.StringVar(&cfg.branch, "branch", "", "with --event: the branch pushed to, or the one to merge into")
+	f.StringVar(&cfg.tag, "tag", "", "with --event push: the tag that was pushed")
+	f.StringArrayVar(&cfg.paths, "path", nil, "with --event: a changed path; may be repeated")
+	registerChoices(cmd, "event", events())
 	return cmd
 }
 
@@ -52,6 +60,12 @@ func (a *app) showPlan(cfg *planConfig, dir string) error {
 	inputs, err := (&submission{inputs: cfg.inputs}).values()
 	if err != nil {
 		return err
+	}
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	if cfg.event != "" {
+		return a.planEvent(cfg, dir, inputs)
 	}
 	co, err := cfg.find(dir)
 	if err != nil {
