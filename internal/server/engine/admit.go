@@ -148,12 +148,17 @@ func (t *txn) enqueue(ctx context.Context, orgs map[ci.OrgID]*store.Org, now int
 		j, org := r.job, orgs[r.job.Org]
 		// A tenant that was idle does not save up: it starts at the present.
 		org.VFT = max(org.VFT, t.e.fleet.virtualTime()) + vftCost/org.Weight
-		open := r.due <= now && t.e.fleet.serves(j.Shape) && (org.JobLimit == 0 || org.Admitted < org.JobLimit)
-		if open {
+		open := false
+		switch {
+		case r.due > now:
+			t.e.dueAt(r.due - now)
+		case !t.e.fleet.serves(j.Org, j.Shape):
+		case org.JobLimit > 0:
+			t.reopenFor(j.Org) // the best of all that are held gets the place
+		default:
+			open = true
 			org.Admitted++
 			t.wake(j.Org, j.Shape)
-		} else if r.due > now {
-			t.e.dueAt(r.due - now)
 		}
 		rows = append(rows, store.NewQueued{
 			Queued: store.Queued{Job: j.ID, Run: j.Run, Org: j.Org, Prio: j.Prio, VFT: org.VFT, Generation: j.Generation},

@@ -113,7 +113,7 @@ func (e *Engine) claimable(ctx context.Context, who Identity, req protocol.Claim
 			work = true
 			return err
 		}
-		shapes, err := tx.OpenShapes(ctx, s.Offer)
+		shapes, err := tx.OpenShapes(ctx, s.Org, s.Offer)
 		work = len(shapes) > 0
 		return err
 	})
@@ -277,7 +277,7 @@ func firstOfEach(ops []*claimOp) []*claimOp {
 
 // claimOffer gives a tenant's best open jobs of an offer's shapes to its claimers.
 func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []*claimOp, sessions map[ci.SessionID]*store.Session) error {
-	shapes, err := t.OpenShapes(ctx, offer)
+	shapes, err := t.OpenShapes(ctx, org, offer)
 	if err != nil || len(shapes) == 0 {
 		return err
 	}

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"forgeci/internal/ci"
@@ -51,35 +52,39 @@ func (e *Engine) dueAt(afterUS int64) {
 // silent sessions and gives back what no live session can serve. It may run on
 // several nodes at once.
 func (e *Engine) Sweep(ctx context.Context, full bool) error {
-	if err := e.FlushRejections(ctx); err != nil {
-		return err
-	}
+	// What fails by itself keeps nothing else from being done.
+	var failed error
+	do := func(f func(context.Context) error) { failed = errors.Join(failed, f(ctx)) }
 	if full {
-		if err := e.Expire(ctx); err != nil {
-			return err
-		}
-		if err := e.silentSessions(ctx); err != nil {
-			return err
-		}
-		if err := e.wakeOpen(ctx); err != nil {
-			return err
-		}
+		do(e.Expire)
 	}
-	return e.openDue(ctx)
+	do(e.FlushRejections)
+	if full {
+		do(e.silentSessions)
+		do(e.wakeOpen)
+	}
+	do(e.openDue)
+	return failed
 }
 
 // wakeOpen wakes polls for whatever is open: a wake-up that was lost, or that
-// another node would have had to send, costs a sweep's interval.
+// another node would have had to send, costs a sweep's interval. What is open and
+// served by nobody any more gives its admission back.
 func (e *Engine) wakeOpen(ctx context.Context) error {
 	var open []store.OpenCount
 	err := e.Store.Read(ctx, func(tx *store.Tx) (err error) {
 		open, err = tx.OpenCounts(ctx)
 		return err
 	})
+	unserved := false
 	for _, o := range open {
 		e.hub.wake(o.Org, e.fleet.offersOf(o.Shape), int(o.N))
+		unserved = unserved || !e.fleet.serves(o.Org, o.Shape)
 	}
-	return err
+	if err != nil || !unserved {
+		return err
+	}
+	return e.transact(ctx, func(ctx context.Context, t *txn) error { return t.closeUnserved(ctx) })
 }
 
 // Expire ends leases that have run out in database time, and those past the

@@ -24,11 +24,12 @@ type fleet struct {
 	sessions map[ci.SessionID]presence
 	shapes   map[string]map[string]bool // offer -> shapes it serves
 	known    map[string]bool            // shapes this node has seen
-	live     map[string]int             // shape -> present sessions that serve it
+	live     map[claimable]int          // present sessions that serve a tenant's shape
 	vtime    int64                      // virtual time of the last claimed job
 }
 
 type presence struct {
+	org    ci.OrgID
 	offer  string
 	seen   time.Duration
 	beat   time.Duration // last heartbeat, 0 = none
@@ -38,7 +39,7 @@ type presence struct {
 
 func newFleet(mono func() time.Duration) *fleet {
 	return &fleet{mono: mono, sessions: map[ci.SessionID]presence{}, shapes: map[string]map[string]bool{},
-		known: map[string]bool{}, live: map[string]int{}}
+		known: map[string]bool{}, live: map[claimable]int{}}
 }
 
 // loadFleet reads the present sessions, offers and shapes.
@@ -56,7 +57,7 @@ func (e *Engine) refreshFleet(ctx context.Context, tx *store.Tx) error {
 	if err != nil {
 		return err
 	}
-	offers, err := tx.Offers(ctx)
+	served, err := tx.ServedShapes(ctx)
 	if err != nil {
 		return err
 	}
@@ -64,22 +65,12 @@ func (e *Engine) refreshFleet(ctx context.Context, tx *store.Tx) error {
 	if err != nil {
 		return err
 	}
-	serve := make(map[string]map[string]bool, len(offers))
-	for _, o := range offers {
-		serve[o.ID] = map[string]bool{}
-		var offer policy.Offer
-		if err := json.Unmarshal([]byte(o.JSON), &offer); err != nil {
-			return err
+	serve := map[string]map[string]bool{}
+	for _, p := range served {
+		if serve[p[0]] == nil {
+			serve[p[0]] = map[string]bool{}
 		}
-		for _, s := range shapes {
-			var need ci.Requirements
-			if err := json.Unmarshal([]byte(s.JSON), &need); err != nil {
-				return err
-			}
-			if policy.Mismatch(need, offer) == "" {
-				serve[o.ID][s.ID] = true
-			}
-		}
+		serve[p[0]][p[1]] = true
 	}
 	known := make(map[string]bool, len(shapes))
 	for _, s := range shapes {
@@ -99,7 +90,7 @@ func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bo
 		if !known {
 			p.seen = now // unknown until now: give it a full TTL
 		}
-		p.offer, p.runner = s.Offer, s.Runner
+		p.org, p.offer, p.runner = s.Org, s.Offer, s.Runner
 		next[s.ID] = p
 	}
 	f.sessions, f.shapes, f.known = next, serve, known
@@ -107,19 +98,19 @@ func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bo
 }
 
 func (f *fleet) recount() {
-	f.live = map[string]int{}
+	f.live = map[claimable]int{}
 	for _, p := range f.sessions {
 		for shape := range f.shapes[p.offer] {
-			f.live[shape]++
+			f.live[claimable{p.org, shape}]++
 		}
 	}
 }
 
-// serves reports whether a present session serves the shape.
-func (f *fleet) serves(shape string) bool {
+// serves reports whether a present session of the tenant serves the shape.
+func (f *fleet) serves(org ci.OrgID, shape string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.live[shape] > 0
+	return f.live[claimable{org, shape}] > 0
 }
 
 // offersOf returns the offers that serve a shape.
@@ -208,7 +199,9 @@ func (f *fleet) add(s store.Session, shapes map[string]bool) {
 	if shapes != nil {
 		f.shapes[s.Offer] = shapes
 	}
-	f.sessions[s.ID] = presence{offer: s.Offer, seen: f.mono(), runner: s.Runner}
+	p := f.sessions[s.ID] // its polls stay counted
+	p.org, p.offer, p.seen, p.runner = s.Org, s.Offer, f.mono(), s.Runner
+	f.sessions[s.ID] = p
 	f.recount()
 }
 

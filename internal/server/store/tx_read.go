@@ -107,9 +107,9 @@ func (t *Tx) ReadReadyJobs(ctx context.Context, org ci.OrgID, limit int) ([]JobV
 	return rows, n, err
 }
 
-// ReadPosition returns how many open jobs of the shape come before a job.
+// ReadPosition returns how many open jobs of the tenant and shape come before a job.
 func (t *Tx) ReadPosition(ctx context.Context, j JobView) (int64, error) {
-	n, _, err := one(ctx, t, "ReadPosition", scanInt, j.Shape, j.QueuePrio, j.QueueVFT, j.ID)
+	n, _, err := one(ctx, t, "ReadPosition", scanInt, j.Shape, j.QueuePrio, j.QueueVFT, j.ID, j.Org)
 	return n, err
 }
 

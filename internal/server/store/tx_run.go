@@ -201,6 +201,12 @@ func (t *Tx) Shapes(ctx context.Context) ([]Interned, error) {
 	return query(ctx, t, "ShapesAll", scanInterned)
 }
 
+// ServedShapes returns what the offers of present sessions serve: pairs of offer
+// and shape.
+func (t *Tx) ServedShapes(ctx context.Context) ([][2]string, error) {
+	return query(ctx, t, "ShapesServed", func(r scanner, v *[2]string) error { return r.Scan(&v[0], &v[1]) })
+}
+
 // InsertOffer interns what a session offers; fresh says that it is new.
 func (t *Tx) InsertOffer(ctx context.Context, id, offer string, now int64) (fresh bool, err error) {
 	n, err := t.exec(ctx, "OfferInsert", id, offer, now)
@@ -248,9 +254,9 @@ func (t *Tx) Enqueue(ctx context.Context, qs []NewQueued) error {
 	return err
 }
 
-// OpenShapes returns the shapes of an offer that have a job to claim.
-func (t *Tx) OpenShapes(ctx context.Context, offer string) ([]string, error) {
-	return query(ctx, t, "QueueShapes", scanString, offer)
+// OpenShapes returns the shapes of an offer that have a job of the tenant to claim.
+func (t *Tx) OpenShapes(ctx context.Context, org ci.OrgID, offer string) ([]string, error) {
+	return query(ctx, t, "QueueShapes", scanString, offer, org)
 }
 
 // LockHeads locks and returns up to limit open jobs of a shape, best first;
@@ -284,7 +290,7 @@ func (t *Tx) LockHeld(ctx context.Context, org ci.OrgID, now int64, limit int) (
 	return query(ctx, t, "QueueHeld", func(r scanner, v *[2]string) error { return r.Scan(&v[0], &v[1]) }, org, now, limit)
 }
 
-// HeldOrgs returns organisations with due held jobs.
+// HeldOrgs returns organisations with due held jobs and quota for one.
 func (t *Tx) HeldOrgs(ctx context.Context, now int64) ([]ci.OrgID, error) {
 	return query(ctx, t, "QueueHeldOrgs", func(r scanner, v *ci.OrgID) error { return r.Scan(v) }, now)
 }

@@ -267,7 +267,7 @@ CREATE TABLE queue (
   due_us BIGINT NOT NULL DEFAULT 0,             -- backoff: not to be opened before
   published BIGINT NOT NULL DEFAULT 0           -- wake-up sent
 );
-CREATE INDEX queue_open ON queue (shape_id, prio, vft, job_id) WHERE open = 1;
+CREATE INDEX queue_open ON queue (org_id, shape_id, prio, vft, job_id) WHERE open = 1;
 CREATE INDEX queue_held ON queue (org_id, prio, vft, job_id) WHERE open = 0;
 CREATE INDEX queue_run ON queue (run_id);
 

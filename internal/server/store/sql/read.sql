@@ -51,7 +51,7 @@ FROM queue q JOIN job j ON j.id = q.job_id WHERE q.org_id = $1 ORDER BY j.ready_
 SELECT COUNT(*) FROM queue WHERE org_id = $1;
 
 -- name: ReadPosition
-SELECT COUNT(*) FROM queue WHERE shape_id = $1 AND open = 1
+SELECT COUNT(*) FROM queue WHERE org_id = $5 AND shape_id = $1 AND open = 1
   AND (prio < $2 OR prio = $2 AND (vft < $3 OR vft = $3 AND job_id < $4));
 
 -- name: ReadShapeServed
@@ -87,4 +87,6 @@ WHERE j.org_id = $1 AND j.dead_us > 0 AND ($2 = '' OR j.id < $2) ORDER BY j.id D
 SELECT COUNT(*) FROM job WHERE org_id = $1 AND dead_us > 0 AND requeued_run = '';
 
 -- name: ReadQueueByState
-SELECT j.state, COUNT(*) FROM job j WHERE j.state <> 'finished' GROUP BY j.state;
+-- By the unfinished runs: finished jobs are many and are not looked at.
+SELECT j.state, COUNT(*) FROM run r JOIN job j ON j.run_id = r.id
+WHERE r.state <> 'finished' AND j.state <> 'finished' GROUP BY j.state;

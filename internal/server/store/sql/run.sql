@@ -106,6 +106,11 @@ INSERT INTO offer (id, offer, created_us) VALUES ($1, $2, $3) ON CONFLICT (id) D
 -- name: OffersAll
 SELECT id, offer FROM offer;
 
+-- name: ShapesServed
+-- What the offers of present sessions serve; offers that nobody makes any more stay out.
+SELECT os.offer_id, os.shape_id FROM offer_shape os
+WHERE os.offer_id IN (SELECT s.offer_id FROM session s WHERE s.present = 1);
+
 -- name: OfferGet
 SELECT offer FROM offer WHERE id = $1;
 
@@ -120,13 +125,13 @@ SELECT key, value->>'run', value->>'shape', value->>'org', CAST(value->>'prio' A
 FROM json_each($1) WHERE true;
 
 -- name: QueueShapes
--- The shapes of an offer that have something to claim.
+-- The shapes of an offer that have something of the tenant to claim.
 SELECT os.shape_id FROM offer_shape os
-WHERE os.offer_id = $1 AND EXISTS (SELECT 1 FROM queue q WHERE q.shape_id = os.shape_id AND q.open = 1);
+WHERE os.offer_id = $1 AND EXISTS (SELECT 1 FROM queue q WHERE q.org_id = $2 AND q.shape_id = os.shape_id AND q.open = 1);
 
 -- name: QueueHeads
 SELECT job_id, run_id, org_id, prio, vft, generation FROM queue
-WHERE shape_id = $1 AND open = 1 AND org_id = $2 ORDER BY prio, vft, job_id LIMIT $3 /*lock skip*/;
+WHERE org_id = $2 AND shape_id = $1 AND open = 1 ORDER BY prio, vft, job_id LIMIT $3 /*lock skip*/;
 
 -- name: QueueTake
 DELETE FROM queue WHERE job_id IN (SELECT key FROM json_each($1)) RETURNING job_id;
@@ -143,7 +148,10 @@ WHERE q.org_id = $1 AND q.open = 0 AND q.due_us <= $2
 ORDER BY q.prio, q.vft, q.job_id LIMIT $3 /*lock skip*/;
 
 -- name: QueueHeldOrgs
-SELECT DISTINCT org_id FROM queue WHERE open = 0 AND due_us <= $1;
+-- An organisation with its quota used up has nothing to open; looked up by the
+-- organisations, so that the length of the queue does not matter.
+SELECT o.id FROM org o WHERE (o.job_limit = 0 OR o.admitted < o.job_limit)
+  AND EXISTS (SELECT 1 FROM queue q WHERE q.org_id = o.id AND q.open = 0 AND q.due_us <= $1);
 
 -- name: QueueNextDue
 SELECT COALESCE(MIN(due_us), 0) FROM queue WHERE open = 0 AND due_us > $1;
