@@ -64,7 +64,7 @@ func Lost(cause ci.Reason, phase ci.Phase, retry *ci.RetryPolicy, used Used, bud
 		return Outcome{Requeue, cause, fmt.Sprintf("%s in phase %s, before any user code", cause, phase), used}
 	default:
 		return Outcome{Abort, cause, fmt.Sprintf(
-			"%s in phase %s: the job may have had effects; `retry: {max: 1, on: [%s]}` in the job would have allowed another attempt",
+			"%s in phase %s; `retry: {max: 1, on: [%s]}` in the job would have allowed another attempt",
 			cause, phase, name), used}
 	}
 }
