@@ -31,7 +31,7 @@ func TestTheAdminListenerServesProfilesOnLoopbackOnly(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		resp, err := http.DefaultTransport.RoundTrip(req)
+		resp, err := new(http.Client).Do(req)
 		if err != nil {
 			return 0, err
 		}
