@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -201,4 +202,36 @@ func TestCase_CAN_04_RunnerIgnoresTheLimit(t *testing.T) {
 	if got := w.close().total(); got < made {
 		t.Errorf("%d refusals are counted, %d were made", got, made)
 	}
+}
+
+// A job that is cancelled while its source is on the way leaves nothing that the
+// next job could stumble over.
+func TestCase_CAN_02_CancelDuringTheFetchLeavesNothingBroken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, config{ttl: 12 * time.Second})
+	a := w.machine("a")
+	p := a.through()
+	a.start()
+	p.Delay(time.Second)
+	files := criticalFiles()
+	files["big"] = strings.Repeat("source\n", 1<<18)
+	first := w.submit("\n  - name: build\n    steps: ['touch \"$SIGNS/ran\"']\n", files)
+	w.until(patience, "the job to be prepared", func() bool { return w.job(first, "build").Phase == ci.PhasePreparing })
+	pass(1500 * time.Millisecond) // the answer is back, the source is asked for
+	if r := w.forgeci("cancel", string(first)); r.Code != 0 {
+		t.Errorf("forgeci cancel ended with %d", r.Code)
+	}
+	p.Heal()
+	w.outcome(w.finished(first), "cancelled user", map[string]string{"build": "cancelled user"})
+	if w.there("ran") {
+		t.Error("a step ran")
+	}
+	second := w.submit("\n  - name: build\n    steps: [ci/fresh.sh ./.forgeci.yaml ./ci/compile.sh ./ci/fresh.sh ./src/input]\n", criticalFiles())
+	w.outcome(w.finished(second), "success", map[string]string{"build": "success"})
+	w.attempts(w.job(second, "build"), "success *")
+	left, err := filepath.Glob(filepath.Join(a.data, "work", "jobs", "*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left in the runner's directory: %v, %v", left, err)
+	}
+	w.close()
 }
