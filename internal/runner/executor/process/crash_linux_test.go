@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -282,6 +284,36 @@ func TestSweepOfCutRecords(t *testing.T) {
 		}
 		if _, err := os.Stat(rec.path); err == nil {
 			t.Fatalf("cut at %d: the record is left", n)
+		}
+	}
+}
+
+// A runner that crashed while it checked itself leaves no attempt to report, and
+// no directory for ever.
+func TestSweepAfterACrashDuringCheck(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	e := newExecutor(t, Options{Dir: dir, Tracking: TrackSubreaper})
+	rec := &record{ID: newID(), Runner: process{PID: 1 << 30}}
+	f, err := createRecord(dir, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	left, err := os.MkdirTemp("", e.checkPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	ended, err := e.Sweep(t.Context())
+	if err != nil || len(ended) != 0 {
+		t.Errorf("reported as ended: %v, %v", ended, err)
+	}
+	for _, path := range []string{rec.path, left} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
 		}
 	}
 }

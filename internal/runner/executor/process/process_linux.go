@@ -2,6 +2,8 @@ package process
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -107,7 +109,15 @@ func (e *Executor) Check(ctx context.Context) error {
 		return err
 	}
 	// Not below Dir, which is private to the runner, but where the steps' user can be.
-	dir, err := os.MkdirTemp("", "forgeci-check-")
+	mine := e.checkPrefix()
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), mine+"*")) // by a runner that crashed here
+	for i := 0; err == nil && i < len(left); i++ {
+		err = os.RemoveAll(left[i])
+	}
+	if err != nil {
+		return ci.Errorf(ci.ErrUnavailable, "no temporary directory").WithCause(err)
+	}
+	dir, err := os.MkdirTemp("", mine)
 	if err != nil {
 		return ci.Errorf(ci.ErrUnavailable, "no temporary directory").WithCause(err)
 	}
@@ -128,6 +138,12 @@ func (e *Executor) Check(ctx context.Context) error {
 		err = ci.Errorf(ci.ErrUnavailable, "an empty step ended with exit code %d: %s", res.ExitCode, out.String())
 	}
 	return err
+}
+
+// checkPrefix begins the names of Check's directories, of this runner alone.
+func (e *Executor) checkPrefix() string {
+	sum := sha256.Sum256([]byte(e.opts.Dir))
+	return fmt.Sprintf("forgeci-check-%x-", sum[:8])
 }
 
 // shell finds a step's shell and returns the words before the script's path.

@@ -34,7 +34,7 @@ func (e *Executor) Sweep(ctx context.Context) ([]protocol.AttemptRef, error) {
 			failures = append(failures, err)
 			continue
 		}
-		if rec != nil {
+		if rec != nil && rec.Attempt != (protocol.AttemptRef{}) { // else it was Check's own
 			ended = append(ended, rec.Attempt)
 		}
 	}
