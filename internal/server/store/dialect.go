@@ -33,7 +33,6 @@ type dialect struct {
 	jsonEach   string // set-returning function over a JSON object: key, value
 	text       string // type of text columns
 	bytes      string // type of byte columns
-	readOnlyTx bool   // the driver takes read-only transactions
 	cachesText bool   // the driver caches prepared statements by their text
 	open       func(Options) (write, read *sql.DB, err error)
 	retryable  func(error) bool // deadlock, serialization failure, busy: run it again
@@ -73,7 +72,6 @@ func postgres() *dialect {
 		jsonEach:   "json_each",
 		text:       `TEXT COLLATE "C"`,
 		bytes:      "BYTEA",
-		readOnlyTx: true,
 		cachesText: true,
 		lockMigr:   "SELECT pg_advisory_xact_lock(7017280452245743464)",
 		open: func(o Options) (*sql.DB, *sql.DB, error) {
@@ -189,7 +187,8 @@ func openSQLite(o Options) (*sql.DB, *sql.DB, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, write.Close())
 	}
-	read.SetMaxOpenConns(8)
+	// As many as are ever open stay open: a new one has every statement to prepare.
+	read.SetMaxOpenConns(4)
 	read.SetMaxIdleConns(4)
 	return write, read, nil
 }

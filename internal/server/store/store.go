@@ -126,10 +126,10 @@ func (s *Store) Ping(ctx context.Context) error {
 	return s.wrap(s.read.PingContext(ctx))
 }
 
-// Tx is one transaction.
+// Tx is one transaction, or what Read hands to its function.
 type Tx struct {
 	s  *Store
-	tx *sql.Tx
+	tx *sql.Tx // nil in Read
 	db *sql.DB
 }
 
@@ -144,7 +144,7 @@ const maxTries = 8
 // the error is ErrUnavailable and the caller's own idempotency decides.
 func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 	for try := 1; ; try++ {
-		err := s.once(ctx, s.write, false, fn)
+		err := s.once(ctx, fn)
 		if err == nil || try == maxTries || !s.retryable(err) {
 			return s.wrap(err)
 		}
@@ -154,21 +154,22 @@ func (s *Store) Write(ctx context.Context, fn func(*Tx) error) error {
 	}
 }
 
-// Read runs fn in a read-only transaction: it sees one state of the database on
-// SQLite and, statement by statement, committed states on PostgreSQL.
+// Read runs fn on connections that only read: each statement sees what was
+// committed when it began, on both databases, and two statements need not see
+// the same. There is no transaction around them: its begin and end cost more
+// than the one statement that most readers have.
 func (s *Store) Read(ctx context.Context, fn func(*Tx) error) error {
-	return s.wrap(s.once(ctx, s.read, true, fn))
+	if err := s.failAt(PointRead); err != nil {
+		return s.wrap(err)
+	}
+	return s.wrap(fn(&Tx{s: s, db: s.read}))
 }
 
-func (s *Store) once(ctx context.Context, db *sql.DB, reads bool, fn func(*Tx) error) (err error) {
-	begin, commit, committed := PointBegin, PointCommit, PointCommitted
-	if reads {
-		begin, commit, committed = PointRead, "", ""
-	}
-	if err := s.failAt(begin); err != nil {
+func (s *Store) once(ctx context.Context, fn func(*Tx) error) (err error) {
+	if err := s.failAt(PointBegin); err != nil {
 		return err
 	}
-	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: reads && s.d.readOnlyTx})
+	tx, err := s.write.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -178,22 +179,22 @@ func (s *Store) once(ctx context.Context, db *sql.DB, reads bool, fn func(*Tx) e
 			panic(p)
 		}
 	}()
-	if err := fn(&Tx{s: s, tx: tx, db: db}); err != nil {
+	if err := fn(&Tx{s: s, tx: tx, db: s.write}); err != nil {
 		_ = tx.Rollback()
 		return err
 	}
-	if err := s.failAt(commit); err != nil {
+	if err := s.failAt(PointCommit); err != nil {
 		_ = tx.Rollback()
 		return err
 	}
 	if err := tx.Commit(); err != nil {
 		return err
 	}
-	return s.failAt(committed)
+	return s.failAt(PointCommitted)
 }
 
 func (s *Store) failAt(p Point) error {
-	if s.fault == nil || p == "" {
+	if s.fault == nil {
 		return nil
 	}
 	return s.fault(p)
@@ -212,16 +213,24 @@ func (t *Tx) Now(ctx context.Context) (int64, error) {
 	case t.s.d.nowSQL == "":
 		return time.Now().UnixMicro(), nil
 	}
+	row := t.db.QueryRowContext
+	if t.tx != nil {
+		row = t.tx.QueryRowContext
+	}
 	var now int64
-	err := t.tx.QueryRowContext(ctx, t.s.d.nowSQL).Scan(&now)
+	err := row(ctx, t.s.d.nowSQL).Scan(&now)
 	return now, err
 }
 
-// stmt returns the prepared statement on this transaction's connection.
+// stmt returns the prepared statement, on this transaction's connection if there
+// is a transaction.
 func (t *Tx) stmt(ctx context.Context, name string) (*sql.Stmt, error) {
 	p := t.s.prepared[prepKey{t.db, name}]
 	if p == nil {
 		return nil, fmt.Errorf("store: no statement %s", name)
+	}
+	if t.tx == nil {
+		return p, nil
 	}
 	return t.tx.StmtContext(ctx, p), nil
 }
@@ -249,6 +258,9 @@ func (s *Store) prepare(ctx context.Context) error {
 }
 
 func (t *Tx) exec(ctx context.Context, name string, args ...any) (int64, error) {
+	if t.tx == nil {
+		return 0, fmt.Errorf("store: %s writes outside a transaction", name)
+	}
 	var res sql.Result
 	var err error
 	if t.s.d.cachesText {
@@ -272,9 +284,12 @@ type scanner interface{ Scan(dest ...any) error }
 func query[T any](ctx context.Context, t *Tx, name string, scan func(scanner, *T) error, args ...any) ([]T, error) {
 	var rows *sql.Rows
 	var err error
-	if t.s.d.cachesText {
+	switch {
+	case t.s.d.cachesText && t.tx == nil:
+		rows, err = t.db.QueryContext(ctx, t.s.stmts[name], args...)
+	case t.s.d.cachesText:
 		rows, err = t.tx.QueryContext(ctx, t.s.stmts[name], args...)
-	} else {
+	default:
 		var st *sql.Stmt
 		if st, err = t.stmt(ctx, name); err != nil {
 			return nil, err
