@@ -46,6 +46,21 @@ func (e *Engine) Cancel(ctx context.Context, org ci.OrgID, actor string, id ci.R
 
 // cancelJobs concludes jobs that no runner holds and marks the others.
 func (t *txn) cancelJobs(ctx context.Context, b *board, run *store.Run) error {
+	// With the run locked and its queue empty no lease is made any more: leases are
+	// locked before jobs, as everywhere.
+	all, err := t.JobsOfRun(ctx, run.ID)
+	if err != nil {
+		return err
+	}
+	var running []ci.JobID
+	for _, j := range all {
+		if j.State == ci.StateRunning {
+			running = append(running, j.ID)
+		}
+	}
+	if _, err := t.LockLeases(ctx, running); err != nil {
+		return err
+	}
 	rows, err := t.LockUnfinishedJobs(ctx, run.ID)
 	if err != nil {
 		return err
@@ -74,6 +89,29 @@ func (t *txn) cancelJobs(ctx context.Context, b *board, run *store.Run) error {
 		}
 	}
 	return b.advance(ctx, changed)
+}
+
+// lockAttempts locks the runs, leases and jobs of a runner's attempts that have not
+// ended, so that no other transaction decides about them between what is read and
+// what is written.
+func (t *txn) lockAttempts(ctx context.Context, runner ci.RunnerID, keys []store.AttemptKey) error {
+	rows, err := t.Attempts(ctx, keys)
+	if err != nil {
+		return err
+	}
+	var runs []ci.RunID
+	var jobs []ci.JobID
+	for _, a := range rows {
+		if a.Runner == runner && a.State != ci.StateFinished {
+			runs = append(runs, a.Run)
+			jobs = append(jobs, a.Job)
+		}
+	}
+	if len(jobs) == 0 {
+		return nil
+	}
+	_, _, err = t.lockBoard(ctx, runs, jobs)
+	return err
 }
 
 // settleTerminated concludes jobs of cancelling runs whose attempts are now

@@ -40,6 +40,9 @@ func (h *hub) listen(org ci.OrgID, offer string) (p *poll, stop func()) {
 	p = &poll{org: org, offer: offer, woken: make(chan struct{}, 1)}
 	h.mu.Lock()
 	h.polls[p] = true
+	if h.closed {
+		p.woken <- struct{}{} // the server is stopping: nobody waits any more
+	}
 	h.mu.Unlock()
 	return p, func() {
 		h.mu.Lock()

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -173,6 +172,7 @@ func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
 			return err
 		}
 		var good []ci.LeaseRef
+		named := map[ci.LeaseRef]bool{}
 		for _, op := range batch {
 			for i, ref := range op.refs {
 				a := &op.answers[i]
@@ -181,10 +181,10 @@ func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
 					reject = ci.RejectSession
 				}
 				if reject == ci.RejectNone {
-					if slices.Contains(good, ref) {
-						continue // named twice; answered below all the same
+					if !named[ref] { // one that is named twice is answered below all the same
+						named[ref] = true
+						good = append(good, ref)
 					}
-					good = append(good, ref)
 					continue
 				}
 				a.Answer = protocol.LeaseGone

@@ -15,7 +15,7 @@ import (
 // successful job whose artifact has expired runs again. The retried run must
 // have finished.
 func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) {
-	fresh := ci.RunID(e.IDs.New(ci.PrefixRun))
+	var fresh ci.RunID
 	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
 		runs, err := t.LockRuns(ctx, []ci.RunID{req.Run})
 		if err != nil {
@@ -24,6 +24,7 @@ func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) 
 		if len(runs) == 0 || runs[0].Org != req.Org {
 			return ci.Errorf(ci.ErrNotFound, "no run %s", req.Run)
 		}
+		fresh = ci.RunID(e.IDs.New(ci.PrefixRun)) // anew at each try: a try may have bound another
 		if req.IdempotencyKey != "" {
 			bound, err := t.bindKey(ctx, Submission{Org: req.Org, Repo: runs[0].Repo, Actor: req.Actor,
 				IdempotencyKey: req.IdempotencyKey, RequestDigest: req.RequestDigest}, fresh)

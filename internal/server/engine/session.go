@@ -170,9 +170,12 @@ func (t *txn) reported(ctx context.Context, who Identity, req protocol.OpenSessi
 		return nil, err
 	}
 	out := slices.Clone(req.Terminated)
+	named := make(map[protocol.AttemptRef]bool, len(req.Alive)+len(out))
+	for _, a := range slices.Concat(req.Alive, out) {
+		named[a] = true
+	}
 	for _, k := range taken {
-		a := protocol.AttemptRef{Job: k.Job, Epoch: k.Epoch}
-		if !slices.Contains(req.Alive, a) && !slices.Contains(out, a) {
+		if a := (protocol.AttemptRef{Job: k.Job, Epoch: k.Epoch}); !named[a] {
 			out = append(out, a)
 		}
 	}
@@ -186,16 +189,21 @@ func (t *txn) endReported(ctx context.Context, who Identity, reported []protocol
 		return nil
 	}
 	keys := attemptKeys(reported)
+	if err := t.lockAttempts(ctx, who.Runner, keys); err != nil {
+		return err
+	}
 	live, err := t.LeasesOfRunner(ctx, who.Runner)
 	if err != nil {
 		return err
 	}
+	named := make(map[store.AttemptKey]bool, len(keys))
+	for _, k := range keys {
+		named[k] = true
+	}
 	var found []store.Lease
 	for _, l := range live {
-		for _, k := range keys {
-			if l.Job == k.Job && l.Epoch == k.Epoch {
-				found = append(found, l)
-			}
+		if named[store.AttemptKey{Job: l.Job, Epoch: l.Epoch}] {
+			found = append(found, l)
 		}
 	}
 	if len(found) > 0 {
@@ -239,7 +247,11 @@ func (e *Engine) Occupancy(ctx context.Context, who Identity, req protocol.Occup
 		return err
 	}
 	return e.transact(ctx, func(ctx context.Context, t *txn) error {
-		released, err := t.ReleaseOwnOccupancy(ctx, who.Runner, attemptKeys(req.Terminated))
+		keys := attemptKeys(req.Terminated)
+		if err := t.lockAttempts(ctx, who.Runner, keys); err != nil {
+			return err
+		}
+		released, err := t.ReleaseOwnOccupancy(ctx, who.Runner, keys)
 		if err != nil {
 			return err
 		}
@@ -313,6 +325,24 @@ func (e *Engine) FenceRunner(ctx context.Context, org ci.OrgID, actor string, id
 		if sessions, err = t.SessionsOfRunner(ctx, id); err != nil {
 			return err
 		}
+		// The sessions end first: a claim that is under way is waited for and seen
+		// below, and none comes behind it.
+		at, err := t.Now(ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range sessions {
+			if err := t.EndSession(ctx, s.ID, at); err != nil {
+				return err
+			}
+		}
+		taken, err := t.OccupancyOfRunner(ctx, id)
+		if err != nil {
+			return err
+		}
+		if err := t.lockAttempts(ctx, id, taken); err != nil {
+			return err
+		}
 		leases, err := t.LeasesOfRunner(ctx, id)
 		if err != nil {
 			return err
@@ -330,15 +360,6 @@ func (e *Engine) FenceRunner(ctx context.Context, org ci.OrgID, actor string, id
 		}
 		if err := t.settleTerminated(ctx, released, evidenceFenced, actor); err != nil {
 			return err
-		}
-		now, err := t.lockedNow(ctx)
-		if err != nil {
-			return err
-		}
-		for _, s := range sessions {
-			if err := t.EndSession(ctx, s.ID, now); err != nil {
-				return err
-			}
 		}
 		t.record(store.Audit{Org: org, Actor: actor, Action: "runner_fence", Object: string(id)})
 		t.say("runner fenced", "runner", id, "actor", actor, "leases", len(leases))

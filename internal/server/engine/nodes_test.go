@@ -1,0 +1,124 @@
+package engine_test
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
+	"forgeci/internal/server/engine"
+	"forgeci/internal/server/store"
+	"forgeci/internal/testkit"
+)
+
+// halted is a second server node whose next commit waits until the test lets it.
+type halted struct {
+	e     *engine.Engine
+	tries atomic.Int64 // of transactions that write
+	armed atomic.Bool
+	there chan struct{} // closed when the commit waits
+	on    chan struct{} // close it to let the commit go on
+}
+
+func (w *world) halted(url string) *halted {
+	w.t.Helper()
+	h := &halted{there: make(chan struct{}), on: make(chan struct{})}
+	s, err := store.Open(w.ctx, store.Options{URL: url, Now: w.now.Load, Log: slog.New(slog.DiscardHandler), MaxConns: 4,
+		Fault: func(p store.Point) error {
+			if p == store.PointBegin {
+				h.tries.Add(1)
+			}
+			if p == store.PointCommit && h.armed.CompareAndSwap(true, false) {
+				close(h.there)
+				<-h.on
+			}
+			return nil
+		}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	own := w.store
+	w.store = s
+	h.e = w.engine(slog.New(slog.DiscardHandler))
+	w.store = own
+	return h
+}
+
+// An operator fences a runner while another node is committing a claim of it:
+// that attempt is settled with the others.
+func TestAFenceTakesInAClaimThatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	for name, at := range databases() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := at(t)
+			w := newWorld(t, url)
+			a := w.agent("a", 1)
+			id := w.submit(job("j"))
+			other := w.halted(url)
+			var both sync.WaitGroup
+			other.armed.Store(true)
+			both.Go(func() {
+				got, err := other.e.Claim(w.ctx, a.who, protocol.Claim{Session: a.session, RequestID: "c"})
+				if err != nil || got == nil {
+					t.Errorf("claim: %v, %v", got, err)
+				}
+			})
+			<-other.there
+			both.Go(func() {
+				if err := w.e.FenceRunner(w.ctx, w.org, "tester", a.who.Runner); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(300 * time.Millisecond) // it comes as far as it can
+			close(other.on)
+			both.Wait()
+			w.wantJob(id, "j", ci.StateReady, "", "")
+			if got := w.occupied(a.who.Runner); len(got) != 0 {
+				t.Errorf("taken slots: %v", got)
+			}
+			w.check()
+		})
+	}
+}
+
+// Cancelling locks leases before jobs, as a report of a phase does: on two nodes
+// neither is the other's deadlock. (SQLite has one writer: nobody waits with
+// locks held.)
+func TestACancelDoesNotHoldJobsWhileItWaitsForLeases(t *testing.T) {
+	t.Parallel()
+	url := testkit.Postgres(t)
+	w := newWorld(t, url)
+	id := w.submit(job("j"))
+	a := w.agent("a", 1)
+	lease := a.mustClaim().Lease
+	other := w.halted(url)
+	other.tries.Store(0)
+	tries := 0
+	var cancelled sync.WaitGroup
+	w.write(func(tx *store.Tx) error {
+		tries++
+		if _, err := tx.LockLeases(w.ctx, []ci.JobID{lease.Job}); err != nil {
+			return err
+		}
+		if tries == 1 {
+			cancelled.Go(func() {
+				if err := other.e.Cancel(w.ctx, w.org, "tester", id); err != nil {
+					t.Error(err)
+				}
+			})
+			time.Sleep(300 * time.Millisecond) // it comes as far as it can
+		}
+		_, err := tx.LockJobs(w.ctx, []ci.JobID{lease.Job})
+		return err
+	})
+	cancelled.Wait()
+	if n := other.tries.Load(); tries != 1 || n != 1 {
+		t.Errorf("%d and %d tries: one was a deadlock's victim", tries, n)
+	}
+	w.wantJob(id, "j", ci.StateCancelling, "", "")
+}
