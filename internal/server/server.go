@@ -62,6 +62,7 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	listener net.Listener
+	lock     *os.File // of the data directory, held while it is open
 	loopback bool
 	store    *store.Store
 	blob     blob.Store
@@ -86,6 +87,9 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 func (s *Server) open(ctx context.Context) error {
 	cfg := &s.cfg
 	if err := makePrivate(cfg.DataDir); err != nil {
+		return err
+	}
+	if err := s.takeData(); err != nil {
 		return err
 	}
 	if err := s.listen(); err != nil {
@@ -265,6 +269,10 @@ func (s *Server) Close() error {
 		err = errors.Join(err, s.store.Close())
 		s.store = nil
 	}
+	if s.lock != nil {
+		err = errors.Join(err, s.lock.Close())
+		s.lock = nil
+	}
 	return err
 }
 
@@ -311,6 +319,21 @@ func isLoopback(host string) bool {
 	}
 	ip := net.ParseIP(host)
 	return ip != nil && ip.IsLoopback()
+}
+
+// takeData takes the data directory for this process: a second server on it would
+// empty the first one's tmp and share its embedded database.
+func (s *Server) takeData() error {
+	f, err := os.OpenFile(filepath.Join(s.cfg.DataDir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return ci.Errorf(ci.ErrUnavailable, "data directory: %v", err)
+	}
+	if !lockFile(f) {
+		_ = f.Close()
+		return ci.Errorf(ci.ErrConflict, "the data directory %s is in use by another server: stop it or give this one its own --data", s.cfg.DataDir)
+	}
+	s.lock = f
+	return nil
 }
 
 // makePrivate makes a directory that only its owner can enter.

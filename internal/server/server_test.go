@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"forgeci/internal/ci"
 	"forgeci/internal/server"
 )
 
@@ -68,4 +70,24 @@ func get(t *testing.T, url, token string) int {
 	}
 	_ = resp.Body.Close()
 	return resp.StatusCode
+}
+
+func TestASecondServerLeavesTheDataDirectoryAlone(t *testing.T) {
+	t.Parallel()
+	cfg := server.Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)}
+	first, err := server.New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.New(t.Context(), cfg); !errors.Is(err, ci.ErrConflict) || !strings.Contains(err.Error(), "in use by another server") {
+		t.Errorf("the second server: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := server.New(t.Context(), cfg)
+	if err != nil {
+		t.Fatalf("after the first has ended: %v", err)
+	}
+	_ = again.Close()
 }
