@@ -11,6 +11,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -49,6 +50,9 @@ func Main(ctx context.Context, p Process) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.started && !errors.As(err, new(*exitError)) {
 		err = usage("%s\nSee %q.", err, cmd.CommandPath()+" --help")
+	}
+	if failed := a.out.err(); err == nil && failed != nil {
+		err = &exitError{exitInfra, fmt.Errorf("the answer could not be written: %w", failed)}
 	}
 	return a.exit(err)
 }
@@ -110,8 +114,8 @@ a server goes on).`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetIn(a.Stdin)
-	root.SetOut(a.Stdout)
-	root.SetErr(a.Stderr)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%s\nSee %q.", err, cmd.CommandPath()+" --help")
 	})

@@ -38,6 +38,8 @@ type screen struct {
 	terminal bool
 	// color says that colours may be used.
 	color bool
+	// failed is the first error of writing, guarded by mu.
+	failed error
 }
 
 func newScreen(w io.Writer, noColor bool) *screen {
@@ -53,12 +55,23 @@ func newScreen(w io.Writer, noColor bool) *screen {
 func (s *screen) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.w.Write(p)
+	n, err := s.w.Write(p)
+	if err != nil && s.failed == nil {
+		s.failed = err
+	}
+	return n, err
+}
+
+// err returns why something was not written, nil when all was.
+func (s *screen) err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
 }
 
 // line writes one line. What it holds has been cleaned by the caller.
 func (s *screen) line(text string) {
-	// Nothing can be said where nothing can be written.
+	// Nothing can be said where nothing can be written; the exit code says it.
 	_, _ = io.WriteString(s, text+"\n")
 }
 

@@ -146,6 +146,10 @@ func checkText(data []byte, limits Limits, p *problems) ([]byte, bool) {
 			separators++
 		case c == '\t' || c == '\r':
 		case c < 0x20 || c == 0x7f:
+			if c == 0 {
+				p.add(pos{line, utf8.RuneCount(data[start:i]) + 1}, "control character \\x00: remove it, nothing in a workflow may hold a NUL")
+				return nil, false
+			}
 			p.add(pos{line, utf8.RuneCount(data[start:i]) + 1}, "control character \\x%02x: remove it; inside a double-quoted string write the escape \"\\x%02x\"", c, c)
 			return nil, false
 		case c >= utf8.RuneSelf:
