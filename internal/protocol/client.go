@@ -83,8 +83,15 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	base, err := url.Parse(cfg.BaseURL)
 	if err != nil || base.Host == "" || (base.Scheme != "http" && base.Scheme != "https") ||
 		base.RawQuery != "" || base.Fragment != "" || base.User != nil {
+		shown := cfg.BaseURL
+		if _, host, secret := strings.Cut(shown, "@"); secret {
+			shown = "…@" + host // what is before it may be a password
+		}
 		return nil, ci.Errorf(ci.ErrInvalid,
-			"server address %q: write it like http://127.0.0.1:8300 or https://ci.example.com", cfg.BaseURL)
+			"server address %q: write it like http://127.0.0.1:8300 or https://ci.example.com", shown)
+	}
+	if strings.ContainsFunc(cfg.Token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, ci.Errorf(ci.ErrUnauthorized, "the token holds a space, a line break or a character that no token has")
 	}
 	base.Path = strings.TrimRight(base.Path, "/")
 	base.RawPath = ""

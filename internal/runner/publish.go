@@ -285,7 +285,8 @@ func (w *worker) publish(ctx context.Context, out ci.ArtifactPublish) (string, e
 	}
 	defer os.Remove(froze.file)
 	id, err := w.transfer.upload(ctx, w.r.poller.ids.New(ci.PrefixRequest), out.Name, froze)
-	if why, refused := verdict(err); refused {
+	// What an object store does not find says nothing about the lease.
+	if why, refused := verdict(err); refused && !errors.Is(err, ci.ErrNotFound) {
 		w.act(why)
 	}
 	if err != nil {

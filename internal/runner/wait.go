@@ -135,7 +135,7 @@ func verdict(err error) (cause, bool) {
 		return causeCancelled, true
 	}
 	switch ci.KindOf(err) {
-	case ci.ErrLeaseLost, ci.ErrRunEnded:
+	case ci.ErrLeaseLost, ci.ErrRunEnded, ci.ErrNotFound: // not found: a job or a session of nobody, or of another tenant
 		return causeLost, true
 	default:
 		return "", false
