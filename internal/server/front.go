@@ -26,6 +26,9 @@ const (
 	slowest  = 4 << 10          // bytes a second allow
 	blockOut = 30 * time.Second // a reader may not take a block of the answer for
 	block    = 256 << 10
+	// pageBeat is how often an event stream of the pages shows that it lives and
+	// asks whether its viewer may still look: a revoked one is gone within 5 s.
+	pageBeat = 4 * time.Second
 	// Open connections, at about 20 KiB each; who comes on top waits to be let in.
 	connections = 10_000
 )

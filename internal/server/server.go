@@ -134,7 +134,7 @@ func (s *Server) open(ctx context.Context) error {
 	rest := api.New(api.Config{Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs, Artifacts: s.artifact,
 		Reader: read, Log: cfg.Log, TempDir: temp, Version: cfg.Version, Ready: s.ready})
 	site := web.New(web.Config{Reader: pages{read, s.logs, s.engine}, Actions: actions{s.engine}, Auth: signIn{people}, Log: cfg.Log,
-		Version: cfg.Version, Secure: cfg.TLSCert != ""})
+		Version: cfg.Version, Secure: cfg.TLSCert != "", Heartbeat: pageBeat})
 	s.http = &http.Server{Handler: s.handler(rest, site, mount), ReadHeaderTimeout: headerIn, IdleTimeout: idle,
 		MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
 	return nil

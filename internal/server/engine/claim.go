@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -31,6 +32,11 @@ const blockedPause = time.Second
 // MaxPoll bounds how long a claim may wait.
 const MaxPoll = 60 * time.Second
 
+// Most polls that one session may have open. A runner needs one, and some more
+// while the server has not noticed that earlier ones have lost their caller; each
+// costs about 36 KiB.
+const pollsMost = 100
+
 // Claim gives the session the best job it can serve, waiting up to wait for one;
 // nil means there was none. In one transaction it checks that the run is active,
 // the job ready in its current generation and the runner has a free slot, makes
@@ -47,8 +53,11 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	if err != nil {
 		return nil, err
 	}
-	e.fleet.polling(session.ID, 1)
 	defer e.fleet.polling(session.ID, -1)
+	if e.fleet.polling(session.ID, 1) > pollsMost {
+		return nil, &ci.Error{Kind: ci.ErrRateLimited, RetryAfter: time.Second,
+			Detail: fmt.Sprintf("the session has more than %d open polls: wait for their answers", pollsMost)}
+	}
 	p, stop := e.hub.listen(who.Org, session.Offer)
 	defer stop()
 	first := true

@@ -143,15 +143,17 @@ func (f *fleet) seen(id ci.SessionID, beat bool) (known bool) {
 	return true
 }
 
-// polling counts open long polls of a session.
-func (f *fleet) polling(id ci.SessionID, delta int) {
+// polling counts open long polls of a session and returns how many there are.
+func (f *fleet) polling(id ci.SessionID, delta int) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if p, ok := f.sessions[id]; ok {
+	p, ok := f.sessions[id]
+	if ok {
 		p.polls += delta
 		p.seen = f.mono()
 		f.sessions[id] = p
 	}
+	return p.polls
 }
 
 // silent returns sessions that have neither polled nor renewed for longer than d.
