@@ -42,10 +42,27 @@ func (p *parser) fields(n *node, name string) *node {
 	}
 	for _, r := range t.required {
 		if n.get(r) == nil {
-			p.add(n.at, "%s needs %s", t.what, r)
+			p.add(n.at, "%s needs %s", t.what, r+example(r))
 		}
 	}
 	return n
+}
+
+// example ends the complaint about a missing key with what to write, where one
+// line can say it.
+func example(key string) string {
+	switch key {
+	case "version":
+		return ": write version: 1"
+	case "jobs":
+		return ": write jobs: {NAME: {steps: [COMMAND]}}"
+	case "max":
+		return ": write max: 1"
+	case "on":
+		return ": write on: [runner_lost]"
+	default:
+		return ""
+	}
 }
 
 // advice says what to write instead of a key that t does not have.
@@ -153,12 +170,12 @@ func (p *parser) duration(n *node, what string) ci.Duration {
 	if !ok {
 		return 0
 	}
-	if _, err := strconv.ParseFloat(s, 64); err == nil {
+	if number, err := strconv.ParseFloat(s, 64); err == nil && number > 0 {
 		p.add(n.at, "%s %s has no unit: write %ss, %sm or %sh", what, quote(s), s, s, s)
 		return 0
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil || !durationRE().MatchString(s) {
+	if s != "0" && (err != nil || !durationRE().MatchString(s)) {
 		p.add(n.at, "%s %s is not a duration: write it like 90s, 10m or 1h30m", what, quote(s))
 		return 0
 	}

@@ -1,6 +1,7 @@
 package workflow
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"cel.dev/cel-go/common/operators"
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/ext"
+
+	"forgeci/internal/ci"
 )
 
 // Names of the variables that hold what the status functions return. No
@@ -68,6 +71,7 @@ var celEnv = sync.OnceValue(func() *cel.Env {
 type condition struct {
 	ast         *cel.Ast
 	refs        []exprRef
+	compared    []exprText
 	namesStatus bool // a status function is named, so success() is not added
 }
 
@@ -78,6 +82,12 @@ type exprRef struct {
 	output        string // needs only: the output taken of field outputs
 	presence      bool   // inside has()
 	at            common.Location
+}
+
+// exprText is a text that a condition compares with a need's conclusion.
+type exprText struct {
+	text string
+	at   common.Location
 }
 
 // exprError is a problem inside an expression, with its place there.
@@ -114,8 +124,30 @@ func compileCondition(expr string, check func([]exprRef) *exprError) (*condition
 	if t := checked.OutputType(); !t.IsExactType(types.BoolType) {
 		return nil, &exprError{1, 0, fmt.Sprintf("it gives %s, not true or false: compare it, for example == \"true\"", typeName(t))}
 	}
+	for _, t := range c.compared {
+		if text := unknownConclusion(t.text); text != "" {
+			return nil, &exprError{max(t.at.Line(), 1), max(t.at.Column(), 0), text}
+		}
+	}
 	c.ast = checked
 	return c, nil
+}
+
+// unknownConclusion says what is wrong with a text that no need can end with: a
+// comparison with it would never hold.
+func unknownConclusion(text string) string {
+	conclusions := []string{
+		string(ci.ConclusionSuccess), string(ci.ConclusionFailed), string(ci.ConclusionTimedOut), string(ci.ConclusionCancelled),
+		string(ci.ConclusionAborted), string(ci.ConclusionSkipped), string(ci.ConclusionCached),
+	}
+	if slices.Contains(conclusions, text) {
+		return ""
+	}
+	foreign := map[string]string{"failure": "failed", "error": "failed", "timeout": "timed_out", "canceled": "cancelled"}
+	if near := cmp.Or(foreign[text], nearest(text, conclusions)); near != "" {
+		return fmt.Sprintf("no need ends with the conclusion %s: write %s", quote(text), quote(near))
+	}
+	return fmt.Sprintf("no need ends with the conclusion %s: use %s", quote(text), list(conclusions))
 }
 
 func typeName(t *cel.Type) string {
@@ -150,6 +182,14 @@ func hint(message string) string {
 		}
 		if strings.Contains(message, "found no matching overload") && strings.Contains(message, "string") {
 			return ": needs, inputs and matrix give text, compare it with text, for example == \"true\""
+		}
+		switch {
+		case strings.HasPrefix(message, "token recognition error at: '= "), strings.HasPrefix(message, "token recognition error at: '='"):
+			return ": write == to compare"
+		case strings.Contains(message, " input 'and'"):
+			return ": write &&"
+		case strings.Contains(message, " input 'or'"):
+			return ": write ||"
 		}
 		return ""
 	}
@@ -205,6 +245,7 @@ func (c *condition) read(parsed *cel.Ast) {
 			step(e, s.Operand(), s.FieldName(), s.IsTestOnly())
 		case ast.CallKind:
 			call := e.AsCall()
+			c.compare(info, call)
 			if call.FunctionName() != operators.Index || len(call.Args()) != 2 || call.Args()[1].Kind() != ast.LiteralKind {
 				return
 			}
@@ -213,6 +254,47 @@ func (c *condition) read(parsed *cel.Ast) {
 			}
 		}
 	}))
+}
+
+// compare collects texts that a call compares with needs.NAME.conclusion.
+func (c *condition) compare(info *ast.SourceInfo, call ast.CallExpr) {
+	if !slices.Contains([]string{operators.Equals, operators.NotEquals, operators.In}, call.FunctionName()) || len(call.Args()) != 2 {
+		return
+	}
+	add := func(e ast.Expr) {
+		if e.Kind() != ast.LiteralKind {
+			return
+		}
+		if text, ok := e.AsLiteral().(types.String); ok {
+			c.compared = append(c.compared, exprText{string(text), info.GetStartLocation(e.ID())})
+		}
+	}
+	for i, other := range []ast.Expr{call.Args()[1], call.Args()[0]} {
+		switch side := call.Args()[i]; {
+		case !isConclusion(side):
+		case other.Kind() == ast.ListKind:
+			for _, item := range other.AsList().Elements() {
+				add(item)
+			}
+		default:
+			add(other)
+		}
+	}
+}
+
+// isConclusion reports whether an expression is needs.NAME.conclusion.
+func isConclusion(e ast.Expr) bool {
+	if e.Kind() != ast.SelectKind || e.AsSelect().FieldName() != "conclusion" {
+		return false
+	}
+	var context string
+	switch need := e.AsSelect().Operand(); {
+	case need.Kind() == ast.SelectKind:
+		context, _ = contextOf(need.AsSelect().Operand())
+	case need.Kind() == ast.CallKind && need.AsCall().FunctionName() == operators.Index:
+		context, _ = contextOf(need.AsCall().Args()[0])
+	}
+	return context == "needs"
 }
 
 func contextOf(e ast.Expr) (string, bool) {

@@ -71,7 +71,7 @@ func (p *parser) cache(n *node) (ci.Cache, bool) {
 		c.Inputs = p.texts(v, "input pattern", inputPattern)
 	}
 	if v := n.get("paths"); v != nil {
-		if c.Paths = p.texts(v, "cache path", cachePath); len(c.Paths) == 0 {
+		if c.Paths = p.texts(v, "cache path", cachePath); len(p.many(v)) == 0 {
 			p.add(v.at, "paths has no path: write the directories to keep")
 		}
 	}
@@ -104,7 +104,7 @@ func (p *parser) publishes(j *job, n *node) {
 			if v == nil {
 				v = several
 			}
-			if out.paths = p.texts(v, "path", pathPattern); len(out.paths) == 0 {
+			if out.paths = p.texts(v, "path", pathPattern); len(p.many(v)) == 0 {
 				p.add(v.at, "the artifact has no path: write path: FILE")
 			}
 		}

@@ -26,7 +26,7 @@ func (p *parser) steps(n *node, j *job) []step {
 		default:
 			s.run = p.command(item)
 		}
-		if s.name.isZero() {
+		if s.name.isZero() && s.run != "" { // without a command there is a problem already
 			s.name = literal(item.at, titleOf(s.run))
 		}
 		out = append(out, s)
