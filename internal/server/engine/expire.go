@@ -188,7 +188,7 @@ func (t *txn) proven(ctx context.Context, leases map[ci.JobID]*store.Lease) (map
 }
 
 // silentSessions ends the presence of sessions that have neither polled nor
-// renewed for a TTL, and closes what only they could serve.
+// renewed for a TTL, as of when they were last heard of, and closes what only they could serve.
 func (e *Engine) silentSessions(ctx context.Context) error {
 	silent := e.fleet.silent(e.LeaseTTL)
 	if len(silent) > 0 {
@@ -198,7 +198,7 @@ func (e *Engine) silentSessions(ctx context.Context) error {
 				return err
 			}
 			for _, id := range silent {
-				gone, err := t.SessionGone(ctx, id, now)
+				gone, err := t.SessionGone(ctx, id, now-e.fleet.silence(id).Microseconds())
 				if err != nil {
 					return err
 				}

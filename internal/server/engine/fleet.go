@@ -171,6 +171,16 @@ func (f *fleet) silent(d time.Duration) []ci.SessionID {
 	return out
 }
 
+// silence returns how long ago a session was last heard of.
+func (f *fleet) silence(id ci.SessionID) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p, ok := f.sessions[id]; ok && p.polls == 0 {
+		return f.mono() - p.seen
+	}
+	return 0
+}
+
 // beatWithin reports whether the session sent a heartbeat within d.
 func (f *fleet) beatWithin(id ci.SessionID, d time.Duration) bool {
 	f.mu.Lock()

@@ -244,8 +244,15 @@ func (r *Reader) Job(ctx context.Context, v auth.Viewer, id ci.JobID) (protocol.
 		for i, a := range attempts {
 			out.Attempt[i] = attempt(a)
 		}
-		out.StepList, err = steps(ctx, tx, store.AttemptKey{Job: id, Epoch: j.Epoch})
-		return err
+		if out.StepList, err = steps(ctx, tx, store.AttemptKey{Job: id, Epoch: j.Epoch}); err != nil {
+			return err
+		}
+		for _, a := range out.Attempt {
+			if a.Epoch == j.Epoch {
+				endSteps(out.StepList, a)
+			}
+		}
+		return nil
 	})
 	return out, err
 }
@@ -282,6 +289,16 @@ func attempt(a store.AttemptView) protocol.Attempt {
 	return out
 }
 
+// endSteps lets steps end with their attempt that nobody reported the end of: a
+// runner that is lost says nothing more.
+func endSteps(steps []protocol.Step, a protocol.Attempt) {
+	for i := range steps {
+		if a.State == ci.StateFinished && steps[i].State == ci.StateRunning {
+			steps[i].State, steps[i].Conclusion, steps[i].Reason = a.State, a.Conclusion, a.Reason
+		}
+	}
+}
+
 func steps(ctx context.Context, tx *store.Tx, k store.AttemptKey) ([]protocol.Step, error) {
 	rows, err := tx.Steps(ctx, k)
 	out := make([]protocol.Step, len(rows))
@@ -311,6 +328,13 @@ func (r *Reader) Explain(ctx context.Context, v auth.Viewer, id ci.JobID) (proto
 			return err
 		}
 		out.Summary = explain(out.Job)
+		if out.Job.State == ci.StateRunning {
+			attempts, err := tx.ReadAttempts(ctx, v.Org, id)
+			if err != nil {
+				return err
+			}
+			out.Summary += r.silence(attempts)
+		}
 		entries, err := tx.AuditOfJob(ctx, v.Org, id)
 		for _, a := range entries {
 			out.History = append(out.History, protocol.HistoryEvent{At: at(a.AtUS), Actor: a.Actor, Action: a.Action, Epoch: a.Epoch, Detail: a.Detail})
@@ -320,13 +344,26 @@ func (r *Reader) Explain(ctx context.Context, v auth.Viewer, id ci.JobID) (proto
 	return out, err
 }
 
+// silence says that the runner of the latest attempt has missed a renewal.
+func (r *Reader) silence(attempts []store.AttemptView) string {
+	if len(attempts) == 0 {
+		return ""
+	}
+	last := attempts[len(attempts)-1]
+	ok, ago := r.engine.Online(last.Runner)
+	if !ok || ago < r.engine.LeaseTTL/2 {
+		return ""
+	}
+	return fmt.Sprintf(" %s was last heard of %s ago; after %s of silence it is taken for lost.", last.RunnerName, ago.Round(time.Second), r.engine.LeaseTTL)
+}
+
 // explain says in a sentence what state a job is in and why.
 func explain(j protocol.JobSummary) string {
 	switch {
 	case j.Waiting != nil:
 		return fmt.Sprintf("%s has not started: %s.", j.Name, j.Waiting.Detail)
 	case j.State == ci.StateCancelling:
-		return fmt.Sprintf("%s is being cancelled: it ends when its runner proves that its sandbox has ended, or an operator fences the runner.", j.Name)
+		return fmt.Sprintf("%s is being cancelled: %s hears of it when it next renews its leases, and it ends when nothing of it is left there or an operator fences the runner.", j.Name, j.Runner)
 	case j.State != ci.StateFinished:
 		return fmt.Sprintf("%s is running (attempt %d, phase %s) on %s.", j.Name, j.Attempts, j.Phase, j.Runner)
 	case j.PinnedFrom != "":

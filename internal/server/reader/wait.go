@@ -64,7 +64,7 @@ func (w *waits) reason(ctx context.Context, j store.JobView, spec ci.JobSpec) (*
 	case s[1] == 0:
 		return &protocol.WaitReason{Code: waitNoRunner, Detail: "no runner is online (needs " + policy.Describe(spec.RunsOn) + ")"}, nil
 	case s[0] == 0:
-		return &protocol.WaitReason{Code: waitNoMatch, Detail: "no registered runner offers " + policy.Describe(spec.RunsOn)}, nil
+		return &protocol.WaitReason{Code: waitNoMatch, Detail: "no runner that is online offers " + policy.Describe(spec.RunsOn)}, nil
 	case j.Open == 0:
 		return &protocol.WaitReason{Code: waitQuota, Detail: "the organisation's limit of running jobs is reached"}, nil
 	}

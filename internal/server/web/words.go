@@ -147,7 +147,7 @@ func waitText(w *protocol.WaitReason, now time.Time) string {
 		case "no_runner_online":
 			text = "No runner is online"
 		case "no_matching_runner":
-			text = "No registered runner offers what it asks for"
+			text = "No runner that is online offers what it asks for"
 		case "runners_busy":
 			text = "All matching runners are busy"
 		case "quota":
