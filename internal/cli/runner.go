@@ -156,7 +156,7 @@ func (c *runnerConfig) user(ctx context.Context, log *slog.Logger) (*executor.Us
 	case !loopback(c.server):
 		return nil, usage("jobs of a server on another machine do not run as root: give them a user with --job-user")
 	default:
-		log.WarnContext(ctx, "jobs run as root; --job-user gives them a user of their own")
+		log.WarnContext(ctx, "jobs run as root; --job-user (of a server: --runner-job-user) gives them a user of their own")
 		return nil, nil
 	}
 }

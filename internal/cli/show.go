@@ -360,7 +360,7 @@ func jobDetail(j protocol.JobSummary) string {
 		return "result of " + clean(string(j.PinnedFrom))
 	case j.State == ci.StateFinished:
 		detail := why(j)
-		if j.Uncertain {
+		if j.Uncertain && !strings.Contains(detail, "may have had effects") {
 			detail += "; it may have had effects outside"
 		}
 		return strings.TrimPrefix(detail, "; ")
