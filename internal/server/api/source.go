@@ -70,7 +70,7 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	}
 	f, err := os.CreateTemp(a.TempDir, "snapshot-")
 	if err != nil {
-		return ci.Errorf(ci.ErrUnavailable, "the server cannot keep the upload aside").WithCause(err)
+		return ci.Errorf(ci.ErrUnavailable, "the server cannot write to its data directory, where uploads are checked: free space there; nothing was stored").WithCause(err)
 	}
 	defer func() {
 		_ = f.Close()
@@ -130,7 +130,7 @@ func receive(w http.ResponseWriter, r *http.Request, f *os.File, sum hash.Hash) 
 	case err == nil:
 		return size, nil
 	case kept.err != nil:
-		return 0, ci.Errorf(ci.ErrUnavailable, "the server cannot keep the upload aside; nothing was stored").WithCause(err)
+		return 0, ci.Errorf(ci.ErrUnavailable, "the server cannot write to its data directory, where uploads are checked: free space there; nothing was stored").WithCause(err)
 	case errors.As(err, &large):
 		return 0, ci.Errorf(ci.ErrTooLarge, "a snapshot may have at most %d bytes", int64(maxSnapshot))
 	case errors.Is(err, os.ErrDeadlineExceeded):
