@@ -17,6 +17,7 @@ import (
 func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) {
 	var fresh ci.RunID
 	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
+		fresh = ci.RunID(e.IDs.New(ci.PrefixRun)) // here: the transaction may run again
 		runs, err := t.LockRuns(ctx, []ci.RunID{req.Run})
 		if err != nil {
 			return err
