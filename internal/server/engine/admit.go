@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"forgeci/internal/ci"
+	"forgeci/internal/server/policy"
 	"forgeci/internal/server/store"
 )
 
@@ -177,7 +178,7 @@ func (t *txn) openHeld(ctx context.Context, org *store.Org, now int64) error {
 	if room <= 0 {
 		return nil
 	}
-	held, err := t.LockHeld(ctx, org.ID, now, int(room))
+	held, err := t.LockHeld(ctx, org.ID, now, now+policy.MaxBackoff.Microseconds(), int(room))
 	if err != nil || len(held) == 0 {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"forgeci/internal/server/policy"
 	"forgeci/internal/server/store"
 )
 
@@ -87,8 +88,7 @@ const metaClock = "clock_shift_us"
 
 // shiftClock moves all live deadlines by a jump, unless another node has done so.
 func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
-	var sum int64
-	var moved int64
+	var sum, rest, moved int64
 	err := e.Store.Write(ctx, func(tx *store.Tx) error {
 		if err := tx.InsertMeta(ctx, metaClock, "0"); err != nil {
 			return err
@@ -100,28 +100,30 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 		if sum, err = strconv.ParseInt(text, 10, 64); err != nil {
 			return fmt.Errorf("meta %s: %w", metaClock, err)
 		}
-		e.clock.mu.Lock()
-		known := e.clock.shift
-		e.clock.mu.Unlock()
-		if done := sum - known; near(done, jump.delta, e.clock.ttl/8) {
-			return nil
-		}
-		if moved, err = tx.ShiftLeases(ctx, jump.delta); err != nil {
-			return err
-		}
-		if err := tx.ShiftDue(ctx, jump.delta); err != nil {
-			return err
-		}
-		sum += jump.delta
-		if err := tx.SetMeta(ctx, metaClock, strconv.FormatInt(sum, 10)); err != nil {
-			return err
-		}
 		now, err := tx.Now(ctx)
 		if err != nil {
 			return err
 		}
+		e.clock.mu.Lock()
+		known := e.clock.shift
+		e.clock.mu.Unlock()
+		// Other nodes may have repaired all of it, or a part.
+		rest = jump.delta - (sum - known)
+		if max(rest, -rest) <= (e.clock.ttl / 8).Microseconds() {
+			return nil
+		}
+		if moved, err = tx.ShiftLeases(ctx, rest, now, e.ttlUS()); err != nil {
+			return err
+		}
+		if err := tx.ShiftDue(ctx, rest, now, policy.MaxBackoff.Microseconds()); err != nil {
+			return err
+		}
+		sum += rest
+		if err := tx.SetMeta(ctx, metaClock, strconv.FormatInt(sum, 10)); err != nil {
+			return err
+		}
 		return auditInstallation(ctx, tx, now, "clock_shifted", fmt.Sprintf("the database's clock jumped by %s: %d live leases moved with it",
-			time.Duration(jump.delta)*time.Microsecond, moved))
+			time.Duration(rest)*time.Microsecond, moved))
 	})
 	if err != nil {
 		return err
@@ -131,20 +133,33 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 	return nil
 }
 
-func near(a, b int64, within time.Duration) bool {
-	d := a - b
-	return max(d, -d) <= within.Microseconds()
-}
-
-// loadClock learns what shifts happened before this process started.
-func (e *Engine) loadClock(ctx context.Context, tx *store.Tx) error {
+// followClock learns what shifts other nodes have stored, if this node has no
+// jump of its own before it that they may be the repair of. The sum is read
+// before the clock: a repair that is in it, its jump would be seen behind it.
+func (e *Engine) followClock(ctx context.Context, tx *store.Tx) error {
+	e.clock.mu.Lock()
+	before := e.clock.shift
+	e.clock.mu.Unlock()
 	text, err := tx.Meta(ctx, metaClock)
-	if err != nil || text == "" {
+	if err != nil {
 		return err
 	}
-	sum, err := strconv.ParseInt(text, 10, 64)
+	sum := int64(0)
+	if text != "" {
+		if sum, err = strconv.ParseInt(text, 10, 64); err != nil {
+			return fmt.Errorf("meta %s: %w", metaClock, err)
+		}
+	}
+	if _, err := e.clock.read(ctx, tx); err != nil {
+		if _, jump := asClockJump(err); jump {
+			return nil // the next transaction repairs it
+		}
+		return err
+	}
 	e.clock.mu.Lock()
-	e.clock.shift = sum
-	e.clock.mu.Unlock()
-	return err
+	defer e.clock.mu.Unlock()
+	if e.clock.shift == before {
+		e.clock.shift = sum
+	}
+	return nil
 }

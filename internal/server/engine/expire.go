@@ -92,6 +92,9 @@ func (e *Engine) wakeOpen(ctx context.Context) error {
 // job is policy's decision by phase. The slot stays taken until the runner
 // reports termination or an operator fences it.
 func (e *Engine) Expire(ctx context.Context) error {
+	if err := e.shortenLeases(ctx); err != nil {
+		return err
+	}
 	for {
 		var expired []store.Lease
 		err := e.read(ctx, func(tx *store.Tx, now int64) (err error) {
@@ -119,6 +122,31 @@ func (e *Engine) Expire(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// shortenLeases gives a TTL from now to leases that would live for more than two:
+// the database's clock was set back while no server looked, and none was promised.
+func (e *Engine) shortenLeases(ctx context.Context) error {
+	var longest, limit int64
+	err := e.read(ctx, func(tx *store.Tx, now int64) (err error) {
+		longest, err = tx.LongestLease(ctx)
+		limit = now + 2*e.ttlUS()
+		return err
+	})
+	if err != nil || longest <= limit {
+		return err
+	}
+	return e.transact(ctx, func(ctx context.Context, t *txn) error {
+		now, err := t.lockedNow(ctx)
+		if err != nil {
+			return err
+		}
+		n, err := t.ShortenLeases(ctx, now+2*e.ttlUS(), now+e.ttlUS())
+		if err == nil && n > 0 {
+			t.say("leases shortened: the database's clock was set back", "leases", n)
+		}
+		return err
+	})
 }
 
 // endAgainst ends leases without their holders. why is asked under the locks. With
@@ -234,7 +262,7 @@ func (t *txn) closeUnserved(ctx context.Context) error {
 func (e *Engine) openDue(ctx context.Context) error {
 	var orgs []ci.OrgID
 	err := e.read(ctx, func(tx *store.Tx, now int64) (err error) {
-		orgs, err = tx.HeldOrgs(ctx, now)
+		orgs, err = tx.HeldOrgs(ctx, now, now+policy.MaxBackoff.Microseconds())
 		return err
 	})
 	if err != nil || len(orgs) == 0 {

@@ -45,14 +45,14 @@ func newFleet(mono func() time.Duration) *fleet {
 // loadFleet reads the present sessions, offers and shapes.
 func (e *Engine) loadFleet(ctx context.Context) error {
 	return e.Store.Read(ctx, func(tx *store.Tx) error {
-		if err := e.loadClock(ctx, tx); err != nil {
-			return err
-		}
 		return e.refreshFleet(ctx, tx)
 	})
 }
 
 func (e *Engine) refreshFleet(ctx context.Context, tx *store.Tx) error {
+	if err := e.followClock(ctx, tx); err != nil {
+		return err
+	}
 	sessions, err := tx.PresentSessions(ctx)
 	if err != nil {
 		return err

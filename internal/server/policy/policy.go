@@ -104,11 +104,14 @@ func Failed(c ci.Conclusion, exit *int, retry *ci.RetryPolicy, used Used) Outcom
 	return keep
 }
 
+// MaxBackoff is the longest a job waits before its next attempt.
+const MaxBackoff = 5 * time.Minute
+
 // Backoff returns how long a job waits before its next attempt: 1 s doubling to
 // 5 min with the number of attempts so far (from 1), then a jitter in [0, 1)
 // takes up to half of it away.
 func Backoff(attempts int, jitter float64) time.Duration {
-	const first, most = time.Second, 5 * time.Minute
+	const first, most = time.Second, MaxBackoff
 	d := most
 	if attempts < 10 {
 		d = min(first<<max(attempts-1, 0), most)

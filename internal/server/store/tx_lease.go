@@ -100,9 +100,32 @@ func (t *Tx) LeasesOfRunner(ctx context.Context, id ci.RunnerID) ([]Lease, error
 	return query(ctx, t, "LeasesOfRunner", scanLease, id)
 }
 
-// ShiftLeases moves all live deadlines by delta (a jump of the database's clock).
-func (t *Tx) ShiftLeases(ctx context.Context, deltaUS int64) (int64, error) {
-	return t.exec(ctx, "LeasesShift", deltaUS)
+// ShiftLeases moves live deadlines by delta, a jump of the database's clock. A
+// lease that runs out within the TTL from now was made or renewed behind a jump
+// of a TTL or more, by a node that started behind it, and is left alone.
+func (t *Tx) ShiftLeases(ctx context.Context, deltaUS, now, ttlUS int64) (int64, error) {
+	from, to := behind(deltaUS, now, ttlUS)
+	return t.exec(ctx, "LeasesShift", deltaUS, from, to)
+}
+
+// LongestLease returns when the last lease runs out, 0 when there is none.
+func (t *Tx) LongestLease(ctx context.Context) (int64, error) {
+	v, _, err := one(ctx, t, "LeasesLongest", scanInt)
+	return v, err
+}
+
+// ShortenLeases lets leases that run out behind afterUS run out at expiresUS.
+func (t *Tx) ShortenLeases(ctx context.Context, afterUS, expiresUS int64) (int64, error) {
+	return t.exec(ctx, "LeasesShorten", afterUS, expiresUS)
+}
+
+// behind is the span in which deadlines of at most length from now lie that were
+// set behind a jump; it is empty when those set before it may lie there, too.
+func behind(deltaUS, now, lengthUS int64) (from, to int64) {
+	if max(deltaUS, -deltaUS) < lengthUS {
+		return 0, 0
+	}
+	return now, now + lengthUS
 }
 
 // Attempt returns one attempt.

@@ -286,13 +286,15 @@ func (t *Tx) TakeQueuedRun(ctx context.Context, id ci.RunID) (open int64, err er
 
 // LockHeld locks and returns up to limit held jobs that may be opened: due, with
 // a live session that serves their shape. Values are job and shape.
-func (t *Tx) LockHeld(ctx context.Context, org ci.OrgID, now int64, limit int) ([][2]string, error) {
-	return query(ctx, t, "QueueHeld", func(r scanner, v *[2]string) error { return r.Scan(&v[0], &v[1]) }, org, now, limit)
+// No backoff ends behind latestUS: one that does is over.
+func (t *Tx) LockHeld(ctx context.Context, org ci.OrgID, now, latestUS int64, limit int) ([][2]string, error) {
+	return query(ctx, t, "QueueHeld", func(r scanner, v *[2]string) error { return r.Scan(&v[0], &v[1]) }, org, now, limit, latestUS)
 }
 
-// HeldOrgs returns organisations with due held jobs and quota for one.
-func (t *Tx) HeldOrgs(ctx context.Context, now int64) ([]ci.OrgID, error) {
-	return query(ctx, t, "QueueHeldOrgs", func(r scanner, v *ci.OrgID) error { return r.Scan(v) }, now)
+// HeldOrgs returns organisations with due held jobs, as LockHeld sees them, and
+// quota for one.
+func (t *Tx) HeldOrgs(ctx context.Context, now, latestUS int64) ([]ci.OrgID, error) {
+	return query(ctx, t, "QueueHeldOrgs", func(r scanner, v *ci.OrgID) error { return r.Scan(v) }, now, latestUS)
 }
 
 // NextDue returns when the next backoff ends, 0 when there is none.
@@ -318,9 +320,10 @@ func (t *Tx) CloseUnserved(ctx context.Context) (map[ci.OrgID]int64, error) {
 	return out, err
 }
 
-// ShiftDue moves all backoff deadlines.
-func (t *Tx) ShiftDue(ctx context.Context, deltaUS int64) error {
-	_, err := t.exec(ctx, "QueueShift", deltaUS)
+// ShiftDue moves the ends of backoffs, of mostUS at most, as ShiftLeases does.
+func (t *Tx) ShiftDue(ctx context.Context, deltaUS, now, mostUS int64) error {
+	from, to := behind(deltaUS, now, mostUS)
+	_, err := t.exec(ctx, "QueueShift", deltaUS, from, to)
 	return err
 }
 

@@ -42,8 +42,18 @@ SELECT {{lease}} FROM lease WHERE session_id = $1 ORDER BY job_id;
 SELECT {{lease}} FROM lease WHERE session_id IN (SELECT id FROM session WHERE runner_id = $1) ORDER BY job_id;
 
 -- name: LeasesShift
+-- A lease that runs out between $2 and $3 was made or renewed behind the jump.
 UPDATE lease SET expires_us = expires_us + $1,
-  deadline_us = CASE WHEN deadline_us > 0 THEN deadline_us + $1 ELSE 0 END;
+  deadline_us = CASE WHEN deadline_us > 0 THEN deadline_us + $1 ELSE 0 END
+WHERE NOT (expires_us > $2 AND expires_us <= $3);
+
+-- name: LeasesLongest
+SELECT COALESCE(MAX(expires_us), 0) FROM lease;
+
+-- name: LeasesShorten
+-- Leases that would live longer than any is given: the clock was set back while
+-- no server looked.
+UPDATE lease SET expires_us = $2 WHERE expires_us > $1;
 
 -- name: AttemptsInsert
 INSERT INTO attempt (job_id, epoch, run_id, org_id, runner_id, session_id, lease_id, claim_request, state, phase, claimed_us)

@@ -140,9 +140,10 @@ DELETE FROM queue WHERE job_id IN (SELECT key FROM json_each($1)) RETURNING job_
 DELETE FROM queue WHERE run_id = $1 RETURNING job_id, open;
 
 -- name: QueueHeld
--- What may be opened now: due, and some live session can serve its shape.
+-- What may be opened now: due, and some live session can serve its shape. A
+-- backoff that ends behind $4 is longer than any: the clock was set back.
 SELECT q.job_id, q.shape_id FROM queue q
-WHERE q.org_id = $1 AND q.open = 0 AND q.due_us <= $2
+WHERE q.org_id = $1 AND q.open = 0 AND (q.due_us <= $2 OR q.due_us > $4)
   AND EXISTS (SELECT 1 FROM offer_shape os JOIN session s ON s.offer_id = os.offer_id AND s.present = 1 AND s.org_id = q.org_id
               WHERE os.shape_id = q.shape_id)
 ORDER BY q.prio, q.vft, q.job_id LIMIT $3 /*lock skip*/;
@@ -151,7 +152,7 @@ ORDER BY q.prio, q.vft, q.job_id LIMIT $3 /*lock skip*/;
 -- An organisation with its quota used up has nothing to open; looked up by the
 -- organisations, so that the length of the queue does not matter.
 SELECT o.id FROM org o WHERE (o.job_limit = 0 OR o.admitted < o.job_limit)
-  AND EXISTS (SELECT 1 FROM queue q WHERE q.org_id = o.id AND q.open = 0 AND q.due_us <= $1);
+  AND EXISTS (SELECT 1 FROM queue q WHERE q.org_id = o.id AND q.open = 0 AND (q.due_us <= $1 OR q.due_us > $2));
 
 -- name: QueueNextDue
 SELECT COALESCE(MIN(due_us), 0) FROM queue WHERE open = 0 AND due_us > $1;
@@ -173,4 +174,5 @@ UPDATE queue SET published = 1 WHERE job_id IN (SELECT key FROM json_each($1));
 SELECT org_id, shape_id, COUNT(*) FROM queue WHERE open = 1 GROUP BY org_id, shape_id;
 
 -- name: QueueShift
-UPDATE queue SET due_us = due_us + $1 WHERE due_us > 0;
+-- A backoff that ends between $2 and $3 began behind the jump.
+UPDATE queue SET due_us = due_us + $1 WHERE due_us > 0 AND NOT (due_us > $2 AND due_us <= $3);
