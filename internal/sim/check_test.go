@@ -32,6 +32,8 @@ type mirror struct {
 	runsCode   map[ci.JobID]int           // attempts that started a process of the user
 	// pending: the clock has jumped and no node has repaired it yet.
 	pending bool
+	// fresh: a node has started since that jump.
+	fresh bool
 }
 
 // leased is a live lease with when it runs out on a clock without jumps.
@@ -82,8 +84,9 @@ func (m *mirror) acked(ref ci.LeaseRef, length int64) {
 
 // nodeStarted: a node that starts between a jump of the database's clock and its
 // repair cannot know of it, and what it does to the leases of then is excused.
-func (m *mirror) nodeStarted(*world) {
+func (m *mirror) nodeStarted() {
 	if m.pending {
+		m.fresh = true
 		m.excuse()
 	}
 }
@@ -139,7 +142,7 @@ func (w *world) follow() {
 			}
 		}
 		if t.shifted {
-			m.pending = false
+			m.pending, m.fresh = false, false
 		}
 		if err := w.followAttempts(tx, t.attempts); err != nil {
 			return err
@@ -472,7 +475,7 @@ func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply) {
 // expired reports whether a lease had run out before this step, or in it; a
 // repair of the clock in it counts.
 func (m *mirror) expired(w *world, l *leased) bool {
-	return l.row.ExpiresUS+w.moved-w.known <= w.dbNow()
+	return max(l.row.ExpiresUS, l.row.ExpiresUS+w.moved-w.known) <= w.dbNow()
 }
 
 // checkEnd compares the answer to a completion or hand-over with the database.

@@ -43,7 +43,7 @@ func (w *world) lie() {
 	case 4:
 		bad.Lease = other.Lease
 	case 5:
-		bad.Epoch += int64(1 - 2*r.IntN(2))
+		bad.Epoch = max(bad.Epoch+int64(1-2*r.IntN(2)), 1)
 	default:
 		if liar.who.Runner == ref.Runner {
 			w.holderLies(liar, ref)

@@ -65,6 +65,7 @@ func simulate(c config) (r result) {
 		}
 		w.sources()
 		w.pass(w.stepTime())
+		w.sweepDue()
 		w.act()
 		w.follow()
 		w.ran++
@@ -121,7 +122,18 @@ func (w *world) act() {
 	}
 }
 
+// sweepDue lets nodes sweep that have not for long: each does so by itself.
+func (w *world) sweepDue() {
+	for _, n := range w.nodes {
+		if n.e != nil && w.now-n.swept > ttlUS/4 {
+			w.sweep(n)
+			w.follow()
+		}
+	}
+}
+
 func (w *world) sweep(n *node) {
+	n.swept = w.now
 	var err error
 	w.tell("sweep of node %d", n.index)
 	if n.serve(func() { err = n.e.Sweep(w.ctx, true) }) {
@@ -182,6 +194,7 @@ func (w *world) disturb() {
 	case k < 20:
 		rate := []float64{0.5, 0.9, 1, 1, 1.1, 1.9}[r.IntN(6)]
 		fault("the database's clock changes its rate", func() {
+			w.tell("  to %.1f", rate)
 			w.db.setRate(w.now, rate)
 			w.fair.setRate(w.now, max(rate, 1))
 		})
@@ -195,6 +208,9 @@ func (w *world) jump(delta int64) {
 	w.tell("  by %d s", delta/second)
 	w.db.jump(w.now, delta)
 	w.jumps = append(w.jumps, delta)
+	if w.mirror.fresh { // made under either of two clocks
+		w.mirror.excuse()
+	}
 	w.mirror.pending = true
 	for _, n := range w.nodes {
 		if n.e != nil {

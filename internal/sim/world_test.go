@@ -374,7 +374,7 @@ func (w *world) restart(n *node) {
 	w.plan = nil
 	w.must(n.start())
 	w.plan = was
-	w.mirror.nodeStarted(w)
+	w.mirror.nodeStarted()
 	w.tell("node %d starts", n.index)
 }
 
