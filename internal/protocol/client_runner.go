@@ -37,6 +37,14 @@ func (c *Client) Claim(ctx context.Context, in Claim) (*Ticket, error) {
 	return &out, nil
 }
 
+// Watch waits for a reason to send a heartbeat at once; false means that none
+// came in time. A server that does not know the route answers ErrNotFound.
+func (c *Client) Watch(ctx context.Context, in Watch) (bool, error) {
+	var out Watched
+	_, err := c.do(ctx, call{route: RouteWatch, in: in, wait: in.Wait.Std()}, &out)
+	return out.Renew, err
+}
+
 // Heartbeat renews all leases of the runner in one call; the answers stand in
 // the order of in.Leases.
 func (c *Client) Heartbeat(ctx context.Context, in Heartbeat) (HeartbeatReply, error) {

@@ -279,6 +279,19 @@ type Drain struct {
 	Gone bool `json:"gone,omitempty"`
 }
 
+// Watch is the body of POST /v1/runner/watch. Its answer is a hint, never an
+// order: what became of a lease is said by the heartbeat that follows.
+type Watch struct {
+	Session ci.SessionID `json:"session"`
+	Wait    ci.Duration  `json:"wait"` // how long the server may hold the poll
+}
+
+// Watched answers Watch with 200.
+type Watched struct {
+	// Renew asks for a heartbeat at once: a cancel or a drain waits to be told.
+	Renew bool `json:"renew"`
+}
+
 // LogReply answers a log append: for each stream named in the request, the
 // length of the contiguous prefix that is durable.
 type LogReply struct {

@@ -17,6 +17,9 @@ const (
 	RouteClaim       = "POST /v1/runner/claim"
 	RouteOccupancy   = "POST /v1/runner/occupancy"
 	RouteDrain       = "POST /v1/runner/drain"
+	// RouteWatch is a long poll beside the heartbeats: 200 says that one should
+	// come at once, 204 that nothing happened.
+	RouteWatch = "POST /v1/runner/watch"
 
 	// Lease routes. Heartbeat carries its leases in the body.
 	RouteHeartbeat    = "POST /v1/runner/heartbeat"

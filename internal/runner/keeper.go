@@ -21,6 +21,7 @@ type keeper struct {
 	log     *slog.Logger
 	drained func() // called when the server asks to drain; may be called often
 	wake    chan struct{}
+	some    chan struct{} // something is held: listen
 
 	mu   sync.Mutex
 	held map[ci.LeaseID]*held // guarded by mu
@@ -41,7 +42,7 @@ type held struct {
 func newKeeper(server *link, id *identity, log *slog.Logger, drained func()) *keeper {
 	return &keeper{
 		server: server, id: id, log: log, drained: drained,
-		wake: make(chan struct{}, 1), held: map[ci.LeaseID]*held{},
+		wake: make(chan struct{}, 1), some: make(chan struct{}, 1), held: map[ci.LeaseID]*held{},
 	}
 }
 
@@ -63,6 +64,10 @@ func (k *keeper) hold(ctx context.Context, h *held, granted time.Time) error {
 	k.soon = k.soon || age > h.ttl/6
 	k.mu.Unlock()
 	k.nudge()
+	select {
+	case k.some <- struct{}{}:
+	default:
+	}
 	return nil
 }
 
@@ -105,6 +110,55 @@ func (k *keeper) nudge() {
 // tryLimit bounds one try of a heartbeat, so that several fit between a renewal
 // and the deadline.
 func tryLimit(ttl time.Duration) time.Duration { return max(ttl/6, 500*time.Millisecond) }
+
+// How long one listening poll is held at most, and how long nothing is asked of a
+// server that does not know the route.
+const (
+	listenFor   = 30 * time.Second
+	listenNever = 10 * time.Minute
+)
+
+// listen waits beside the heartbeats for a reason to send one at once, so that a
+// cancel does not wait for the next. It asks only while something is held. What
+// it hears is a hint: the heartbeat's answer counts.
+func (k *keeper) listen(ctx context.Context) {
+	var wait backoff
+	for ctx.Err() == nil {
+		session := k.session()
+		if session == "" {
+			select {
+			case <-ctx.Done():
+			case <-k.some:
+			}
+			continue
+		}
+		renew, err := k.server.call().Watch(ctx, protocol.Watch{Session: session, Wait: ci.Duration(listenFor)})
+		switch {
+		case errors.Is(err, ci.ErrNotFound):
+			_ = pause(ctx, listenNever)
+		case err != nil:
+			_ = pause(ctx, wait.delay(err))
+		default:
+			wait.reset()
+		}
+		if renew {
+			k.mu.Lock()
+			k.soon = true
+			k.mu.Unlock()
+			k.nudge()
+		}
+	}
+}
+
+// session returns the session of a lease that is held, "" when none is.
+func (k *keeper) session() ci.SessionID {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, h := range k.held {
+		return h.lease.Session
+	}
+	return ""
+}
 
 // beat is what one heartbeat brought.
 type beat struct {

@@ -162,6 +162,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	var always, jobs sync.WaitGroup
 	always.Go(func() { r.keeper.run(life) })
+	always.Go(func() { r.keeper.listen(life) })
 	always.Go(func() { after(life, r.draining, drained) })
 	always.Go(func() { after(life, r.stopping, func() { stopped(causeStop) }) })
 	r.poller.start = func(c claimed) {

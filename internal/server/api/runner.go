@@ -22,6 +22,7 @@ func (a *API) runnerRoutes() []Route {
 		{protocol.RouteClaim, r, NoLease, protocol.Claim{}, protocol.Ticket{}, "wait for a job", a.claim},
 		{protocol.RouteOccupancy, r, NoLease, protocol.Occupancy{}, nil, "report attempts that have ended", a.occupancy},
 		{protocol.RouteDrain, r, NoLease, protocol.Drain{}, nil, "take nothing new", a.drain},
+		{protocol.RouteWatch, r, NoLease, protocol.Watch{}, protocol.Watched{}, "wait for a reason to renew at once", a.watch},
 		{protocol.RouteHeartbeat, r, LeaseBatch, protocol.Heartbeat{}, protocol.HeartbeatReply{}, "renew all leases", a.heartbeat},
 		{protocol.RoutePhase, r, LeaseActive, protocol.SetPhase{}, nil, "record a phase and steps", a.phase},
 		{protocol.RouteAppendLog, r, LeaseCancelling, nil, protocol.LogReply{}, "append to the log", a.appendLog},
@@ -119,6 +120,22 @@ func (a *API) drain(w http.ResponseWriter, r *http.Request, c caller) error {
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
+}
+
+func (a *API) watch(w http.ResponseWriter, r *http.Request, c caller) error {
+	req, err := decode[protocol.Watch](w, r, false)
+	if err != nil {
+		return err
+	}
+	renew, err := a.Engine.Watch(r.Context(), c.runner, req)
+	if err != nil {
+		return err
+	}
+	if !renew {
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	return writeJSON(w, http.StatusOK, protocol.Watched{Renew: true})
 }
 
 func (a *API) heartbeat(w http.ResponseWriter, r *http.Request, c caller) error {

@@ -81,9 +81,11 @@ func (t *txn) cancelJobs(ctx context.Context, b *board, run *store.Run) error {
 		changed = append(changed, j)
 	}
 	if len(held) > 0 {
-		if err := t.CancelLeases(ctx, held); err != nil {
+		holders, err := t.CancelLeases(ctx, held)
+		if err != nil {
 			return err
 		}
+		t.signal(holders...)
 		if err := t.CancelAttempts(ctx, attempts); err != nil {
 			return err
 		}

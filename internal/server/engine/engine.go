@@ -177,6 +177,7 @@ type txn struct {
 	ready   []readyJob
 	reopen  map[ci.OrgID]bool     // look for held jobs
 	wakes   map[claimable]int     // jobs that became claimable
+	signals map[ci.SessionID]bool // sessions with a reason to renew at once
 	lines   []func()              // log lines, written after commit
 	runs    map[ci.RunID]ci.OrgID // changed runs, told to watchers after commit
 }
@@ -214,6 +215,7 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 		for id, org := range t.runs {
 			e.hub.runChanged(org, id)
 		}
+		e.hub.signal(t.signals)
 		for _, line := range t.lines {
 			line()
 		}
@@ -240,6 +242,16 @@ func (t *txn) changedRun(org ci.OrgID, id ci.RunID) {
 		t.runs = map[ci.RunID]ci.OrgID{}
 	}
 	t.runs[id] = org
+}
+
+// signal gives sessions a reason to renew at once, after the commit.
+func (t *txn) signal(sessions ...ci.SessionID) {
+	if t.signals == nil {
+		t.signals = map[ci.SessionID]bool{}
+	}
+	for _, id := range sessions {
+		t.signals[id] = true
+	}
 }
 
 // say writes a log line after the commit.

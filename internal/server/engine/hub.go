@@ -1,9 +1,12 @@
 package engine
 
 import (
+	"context"
 	"sync"
+	"time"
 
 	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
 )
 
 // hub wakes long polls and watchers of runs. Wake-ups are hints: whoever waits
@@ -12,6 +15,9 @@ type hub struct {
 	mu      sync.Mutex
 	polls   map[*poll]bool
 	watches map[*watch]bool
+	// Of sessions: who waits for a reason to renew, and what nobody waited for.
+	waiting map[ci.SessionID]chan struct{}
+	unheard map[ci.SessionID]bool
 	closed  bool
 }
 
@@ -34,7 +40,9 @@ type watch struct {
 	ch  chan ci.RunID
 }
 
-func newHub() *hub { return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}} }
+func newHub() *hub {
+	return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}, waiting: map[ci.SessionID]chan struct{}{}, unheard: map[ci.SessionID]bool{}}
+}
 
 func (h *hub) listen(org ci.OrgID, offer string) (p *poll, stop func()) {
 	p = &poll{org: org, offer: offer, woken: make(chan struct{}, 1)}
@@ -100,6 +108,10 @@ func (h *hub) wakeAll() {
 		default:
 		}
 	}
+	for id, ch := range h.waiting {
+		close(ch)
+		delete(h.waiting, id)
+	}
 	for w := range h.watches {
 		close(w.ch)
 		delete(h.watches, w)
@@ -147,4 +159,59 @@ func (e *Engine) Polls() int {
 	e.hub.mu.Lock()
 	defer e.hub.mu.Unlock()
 	return len(e.hub.polls)
+}
+
+// signal gives sessions a reason to renew at once. It is a hint: a session that
+// misses it learns the same at its next heartbeat.
+func (h *hub) signal(sessions map[ci.SessionID]bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range sessions {
+		if ch, ok := h.waiting[id]; ok {
+			close(ch)
+			delete(h.waiting, id)
+		} else if len(h.unheard) < unheardMost {
+			h.unheard[id] = true
+		}
+	}
+}
+
+// unheardMost bounds the hints that wait for sessions that may never ask.
+const unheardMost = 10_000
+
+// Watch waits until a lease of the session is to be cancelled or its runner to
+// drain, at most req.Wait; true asks for a heartbeat at once. A later Watch of a
+// session takes the place of an earlier one.
+func (e *Engine) Watch(ctx context.Context, who Identity, req protocol.Watch) (bool, error) {
+	if _, err := e.session(ctx, who, req.Session); err != nil {
+		return false, err
+	}
+	h := e.hub
+	h.mu.Lock()
+	if h.unheard[req.Session] || h.closed {
+		said := h.unheard[req.Session]
+		delete(h.unheard, req.Session)
+		h.mu.Unlock()
+		return said, nil
+	}
+	ch := make(chan struct{})
+	h.waiting[req.Session] = ch
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		if h.waiting[req.Session] == ch {
+			delete(h.waiting, req.Session)
+		}
+		h.mu.Unlock()
+	}()
+	limit := time.NewTimer(min(max(req.Wait.Std(), 0), MaxPoll))
+	defer limit.Stop()
+	select {
+	case <-ch:
+		return !h.isClosed(), nil
+	case <-limit.C:
+		return false, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
 }

@@ -303,6 +303,13 @@ func (e *Engine) DrainRunner(ctx context.Context, org ci.OrgID, actor string, id
 		if r.Status == "fenced" {
 			return ci.Errorf(ci.ErrConflict, "the runner is fenced")
 		}
+		sessions, err := t.SessionsOfRunner(ctx, id)
+		if err != nil {
+			return err
+		}
+		for _, s := range sessions {
+			t.signal(s.ID)
+		}
 		t.record(store.Audit{Org: org, Actor: actor, Action: "runner_drain", Object: string(id)})
 		t.say("runner draining", "runner", id, "actor", actor)
 		return t.SetRunnerStatus(ctx, id, "draining")

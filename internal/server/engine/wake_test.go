@@ -48,3 +48,49 @@ func TestABlockedPollPassesTheWakeUpOn(t *testing.T) {
 		w.e.StopPolls()
 	})
 }
+
+// A cancel does not wait for the next heartbeat: the session that holds the job
+// is told that one should come at once, also when it was not listening just then.
+func TestACancelIsHintedAtOnce(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		a := w.agent("a", 2)
+		first, second := w.submit(job("one")), w.submit(job("two"))
+		a.mustClaim()
+		a.mustClaim()
+		watch := func(d time.Duration) bool {
+			renew, err := w.e.Watch(w.ctx, a.who, protocol.Watch{Session: a.session, Wait: ci.Duration(d)})
+			if err != nil {
+				w.t.Error(err)
+			}
+			return renew
+		}
+		if watch(10 * time.Millisecond) {
+			w.t.Error("a hint without a reason")
+		}
+		if err := w.e.Cancel(w.ctx, w.org, "tester", first); err != nil {
+			w.t.Fatal(err)
+		}
+		if !watch(10 * time.Millisecond) {
+			w.t.Error("the hint that nobody waited for was lost")
+		}
+		heard := make(chan bool, 1)
+		go func() { heard <- watch(20 * time.Second) }()
+		time.Sleep(50 * time.Millisecond)
+		if err := w.e.Cancel(w.ctx, w.org, "tester", second); err != nil {
+			w.t.Fatal(err)
+		}
+		select {
+		case renew := <-heard:
+			if !renew {
+				w.t.Error("the poll ended without the hint")
+			}
+		case <-time.After(10 * time.Second):
+			w.t.Error("the cancel was not hinted")
+		}
+		b := w.agent("b", 1)
+		if _, err := w.e.Watch(w.ctx, b.who, protocol.Watch{Session: a.session}); ci.KindOf(err) != ci.ErrNotFound {
+			w.t.Errorf("another runner's session: %v", err)
+		}
+	})
+}

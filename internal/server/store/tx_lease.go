@@ -73,10 +73,9 @@ func (t *Tx) InsertAttempts(ctx context.Context, as []NewAttempt, now, expiresUS
 	return err
 }
 
-// CancelLeases asks the holders to stop.
-func (t *Tx) CancelLeases(ctx context.Context, jobs []ci.JobID) error {
-	_, err := query(ctx, t, "LeasesCancel", scanString, keys(jobs))
-	return err
+// CancelLeases asks the holders to stop and returns their sessions.
+func (t *Tx) CancelLeases(ctx context.Context, jobs []ci.JobID) ([]ci.SessionID, error) {
+	return query(ctx, t, "LeasesCancel", func(r scanner, v *ci.SessionID) error { return r.Scan(v) }, keys(jobs))
 }
 
 // SetDeadlines sets the server's own limit on executing attempts.

@@ -25,7 +25,7 @@ SELECT key, value->>'r', value->>'o', value->>'l', value->>'n', value->>'s', CAS
 FROM json_each($1) WHERE true;
 
 -- name: LeasesCancel
-UPDATE lease SET cancel = 1 WHERE job_id IN (SELECT key FROM json_each($1)) RETURNING job_id;
+UPDATE lease SET cancel = 1 WHERE job_id IN (SELECT key FROM json_each($1)) RETURNING session_id;
 
 -- name: LeasesDeadline
 -- The server's own limit on an executing attempt (timeout + grace + TTL).

@@ -198,7 +198,10 @@ func (w *World) Renew(ref ci.LeaseRef, d time.Duration) {
 // Cancel asks the holder of a job's lease to stop.
 func (w *World) Cancel(job ci.JobID) {
 	w.t.Helper()
-	w.Write(func(ctx context.Context, tx *store.Tx) error { return tx.CancelLeases(ctx, []ci.JobID{job}) })
+	w.Write(func(ctx context.Context, tx *store.Tx) error {
+		_, err := tx.CancelLeases(ctx, []ci.JobID{job})
+		return err
+	})
 }
 
 // End ends an attempt's lease in the transaction that also runs also, and makes
