@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/server/dag"
@@ -105,7 +107,8 @@ func (b *board) advance(ctx context.Context, changed []*store.Job) error {
 		}
 	}
 	var runs []*store.Run
-	for _, run := range touched {
+	for _, id := range slices.Sorted(maps.Keys(touched)) {
+		run := touched[id]
 		if run.State == ci.StateWaiting {
 			run.State = ci.StateRunning
 		}
