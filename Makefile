@@ -49,6 +49,11 @@ bench-load: ## measure the product under load, one JSON line each; ONLY=drain na
 	@./scripts/test-deps.sh tar zstd
 	@$(GO) run ./internal/testkit/cmd/benchload $(if $(ONLY),-only $(ONLY))
 
+sim: ## simulate SEEDS seeds (500) from SEED (1); the last line is one JSON object
+	@summary=$$(mktemp) && trap 'rm -f "$$summary"' EXIT; \
+	$(GO) test -count=1 -timeout 2h -run '^TestSeeds$$' ./internal/sim -args -seeds $(or $(SEEDS),500) -seed $(or $(SEED),1) -summary "$$summary" $(if $(HISTORY),-history -test.v); \
+	status=$$?; cat "$$summary"; exit $$status
+
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	@GO="$(GO)" ./scripts/fuzz.sh $(FUZZTIME)
 

@@ -1,12 +1,13 @@
 package sim
 
 import (
-	"fmt"
+	"encoding/json"
 	"iter"
 	"slices"
 	"strconv"
 
 	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/store"
 )
@@ -143,7 +144,14 @@ func say(rep any, err error) string {
 		}
 		return string(ci.KindOf(err)) + ": " + err.Error()
 	}
-	return fmt.Sprintf("%v", rep)
+	if t, ok := rep.(*protocol.Ticket); ok && t != nil {
+		rep = []any{t.Lease, t.Job.Name, t.Needs, t.Restore}
+	}
+	text, err := json.Marshal(rep)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }
 
 // deliverBatch brings several calls to one node, which applies them as one merge.

@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 	flag.Int("seeds", 30, "how many seeds TestSeeds runs")
 	flag.Uint64("seed", 1, "the first seed")
 	flag.Bool("history", false, "print the history of the first seed")
+	flag.String("summary", "", "file for the one JSON object that TestSeeds comes to")
 	flag.Parse()
 	os.Exit(m.Run())
 }
@@ -67,6 +68,9 @@ func simulate(c config) (r result) {
 		w.pass(w.stepTime())
 		w.sweepDue()
 		w.act()
+		if w.sabotage != nil {
+			w.sabotage(w)
+		}
 		w.follow()
 		w.ran++
 		if w.step%25 == 24 {
@@ -422,7 +426,9 @@ func TestSeeds(t *testing.T) {
 				sum.Stuck++
 			}
 			t.Errorf("seed %d: %v", c.seed, r.violation)
-			continue
+			if sum.Violations == 1 {
+				report(t, c, r)
+			}
 		}
 	}
 	used := cpu() - began
@@ -443,4 +449,25 @@ func TestSeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log(string(line))
+	if name := setting[string]("summary"); name != "" {
+		if err := os.WriteFile(name, append(line, '\n'), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// report shrinks a failing seed and prints what is left of it.
+func report(t *testing.T, c config, r result) {
+	small, again := shrink(c, r.violation, 200)
+	t.Logf("seed %d is cut down to %d steps and %d faults: %v", c.seed, again.ran, again.faults(), again.violation)
+	var kept []int
+	for i := range small.steps {
+		if !small.drop[i] && (small.from == 0 || i < small.from) {
+			kept = append(kept, i)
+		}
+	}
+	t.Logf("its steps: %v", kept)
+	for _, line := range again.lines {
+		t.Log(line)
+	}
 }

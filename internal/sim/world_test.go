@@ -29,6 +29,8 @@ type config struct {
 	from int
 	// history keeps a line per event.
 	history bool
+	// sabotage, when set, breaks something in a step, to test the simulation.
+	sabotage func(*world)
 }
 
 // violation is a broken promise; it ends the simulation.
