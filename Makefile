@@ -11,7 +11,7 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench bench-load fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim fuzz ci deps
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
