@@ -216,34 +216,56 @@ func (t *txn) proven(ctx context.Context, leases map[ci.JobID]*store.Lease) (map
 }
 
 // silentSessions ends the presence of sessions that have neither polled nor
-// renewed for a TTL, as of when they were last heard of, and closes what only they could serve.
+// renewed for a TTL, at any node, and closes what only they could serve. A node
+// knows what it heard itself: two sweeps before the end of the TTL it doubts a
+// silent session, in its row; a node that hears of it takes the doubt back at its
+// own next sweep; what stays doubted for two sweeps is gone.
 func (e *Engine) silentSessions(ctx context.Context) error {
-	silent := e.fleet.silent(e.LeaseTTL)
-	if len(silent) > 0 {
-		err := e.transact(ctx, func(ctx context.Context, t *txn) error {
-			now, err := t.lockedNow(ctx)
-			if err != nil {
-				return err
-			}
-			for _, id := range silent {
-				gone, err := t.SessionGone(ctx, id, now-e.fleet.silence(id).Microseconds())
-				if err != nil {
-					return err
-				}
-				if gone {
-					t.say("session gone: its runner has neither polled nor renewed", "session", id)
-				}
-			}
-			return t.closeUnserved(ctx)
-		})
+	err := e.Store.Read(ctx, func(tx *store.Tx) error { return e.refreshFleet(ctx, tx) })
+	if err != nil {
+		return err
+	}
+	sweeps := 2 * ci.SweepEvery(e.LeaseTTL)
+	heard, fresh, doubted := e.fleet.doubts(e.LeaseTTL - sweeps)
+	if len(heard)+len(fresh)+len(doubted) == 0 {
+		return nil
+	}
+	var gone []ci.SessionID
+	err = e.transact(ctx, func(ctx context.Context, t *txn) error {
+		gone = nil
+		now, err := t.lockedNow(ctx)
 		if err != nil {
 			return err
 		}
-		for _, id := range silent {
-			e.fleet.remove(id)
+		if len(heard) > 0 {
+			if err := t.HeardSessions(ctx, heard); err != nil {
+				return err
+			}
 		}
+		if len(fresh) > 0 {
+			if err := t.DoubtSessions(ctx, fresh, now); err != nil {
+				return err
+			}
+		}
+		if len(doubted) == 0 {
+			return nil
+		}
+		gone, err = t.GoneSessions(ctx, doubted, now-sweeps.Microseconds(), e.LeaseTTL-sweeps)
+		if err != nil || len(gone) == 0 {
+			return err
+		}
+		for _, id := range gone {
+			t.say("session gone: its runner has neither polled nor renewed", "session", id)
+		}
+		return t.closeUnserved(ctx)
+	})
+	if err != nil {
+		return err
 	}
-	return e.Store.Read(ctx, func(tx *store.Tx) error { return e.refreshFleet(ctx, tx) })
+	for _, id := range gone {
+		e.fleet.remove(id)
+	}
+	return nil
 }
 
 // closeUnserved gives admissions back for open jobs that nobody can claim.

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"slices"
 	"sync"
 	"time"
 
@@ -31,7 +30,9 @@ type fleet struct {
 type presence struct {
 	org    ci.OrgID
 	offer  string
-	seen   time.Duration
+	seen   time.Duration // last sign of life, also as another node has it
+	heard  time.Duration // last sign of life at this node, 0 = none
+	doubt  int64         // when a node began to doubt it, database time; 0 = not
 	beat   time.Duration // last heartbeat, 0 = none
 	polls  int
 	runner ci.RunnerID
@@ -90,7 +91,10 @@ func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bo
 		if !known {
 			p.seen = now // unknown until now: give it a full TTL
 		}
-		p.org, p.offer, p.runner = s.Org, s.Offer, s.Runner
+		if p.doubt > 0 && s.GoneUS == 0 {
+			p.seen = now // another node has heard of it
+		}
+		p.org, p.offer, p.runner, p.doubt = s.Org, s.Offer, s.Runner, s.GoneUS
 		next[s.ID] = p
 	}
 	f.sessions, f.shapes, f.known = next, serve, known
@@ -135,7 +139,7 @@ func (f *fleet) seen(id ci.SessionID, beat bool) (known bool) {
 	if !ok {
 		return false
 	}
-	p.seen = f.mono()
+	p.hear(f.mono())
 	if beat {
 		p.beat = p.seen
 	}
@@ -149,36 +153,35 @@ func (f *fleet) polling(id ci.SessionID, delta int) int {
 	defer f.mu.Unlock()
 	p, ok := f.sessions[id]
 	if ok {
-		p.polls += delta
-		p.seen = f.mono()
+		p.polls = max(p.polls+delta, 0) // it may have been forgotten and found again meanwhile
+		p.hear(f.mono())
 		f.sessions[id] = p
 	}
 	return p.polls
 }
 
-// silent returns sessions that have neither polled nor renewed for longer than d.
-func (f *fleet) silent(d time.Duration) []ci.SessionID {
+func (p *presence) hear(now time.Duration) { p.seen, p.heard = now, max(now, 1) }
+
+// doubts returns what this node has to say of sessions: those that others doubt
+// and that it has heard of within d, those that have been silent for longer than
+// d, and those of them that are doubted already.
+func (f *fleet) doubts(d time.Duration) (heard, fresh, doubted []ci.SessionID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []ci.SessionID
 	now := f.mono()
 	for id, p := range f.sessions {
-		if p.polls == 0 && now-p.seen > d {
-			out = append(out, id)
+		switch {
+		case p.polls > 0 || p.heard > 0 && now-p.heard <= d:
+			if p.doubt > 0 {
+				heard = append(heard, id)
+			}
+		case p.doubt > 0:
+			doubted = append(doubted, id)
+		case now-p.seen > d:
+			fresh = append(fresh, id)
 		}
 	}
-	slices.Sort(out)
-	return out
-}
-
-// silence returns how long ago a session was last heard of.
-func (f *fleet) silence(id ci.SessionID) time.Duration {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if p, ok := f.sessions[id]; ok && p.polls == 0 {
-		return f.mono() - p.seen
-	}
-	return 0
+	return heard, fresh, doubted
 }
 
 // beatWithin reports whether the session sent a heartbeat within d.
@@ -212,7 +215,8 @@ func (f *fleet) add(s store.Session, shapes map[string]bool) {
 		f.shapes[s.Offer] = shapes
 	}
 	p := f.sessions[s.ID] // its polls stay counted
-	p.org, p.offer, p.seen, p.runner = s.Org, s.Offer, f.mono(), s.Runner
+	p.org, p.offer, p.runner = s.Org, s.Offer, s.Runner
+	p.hear(f.mono())
 	f.sessions[s.ID] = p
 	f.recount()
 }

@@ -122,3 +122,54 @@ func TestACancelDoesNotHoldJobsWhileItWaitsForLeases(t *testing.T) {
 	}
 	w.wantJob(id, "j", ci.StateCancelling, "", "")
 }
+
+// A runner may poll one node only: the others, which hear nothing of it, do not
+// take it for gone. When no node hears of it any more it is.
+func TestARunnerIsPresentThatOneNodeHears(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		a := w.agent("a", 1)
+		deaf := w.engine(slog.New(slog.DiscardHandler))
+		present := func() bool {
+			var all []store.Session
+			w.write(func(tx *store.Tx) (err error) {
+				all, err = tx.PresentSessions(w.ctx)
+				return err
+			})
+			return len(all) > 0
+		}
+		sweep := func() {
+			w.pass(ci.SweepEvery(ttl))
+			for _, e := range []*engine.Engine{deaf, w.e} {
+				if err := e.Sweep(w.ctx, true); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+		}
+		for i := range 60 { // five TTLs
+			if i%4 == 0 {
+				a.claim()
+			}
+			sweep()
+			if !present() {
+				w.t.Fatalf("gone in sweep %d", i)
+			}
+		}
+		a.claim()
+		n := 0
+		for ; present(); n++ {
+			if n > 100 {
+				w.t.Fatal("present for ever")
+			}
+			sweep()
+		}
+		if silent := time.Duration(n) * ci.SweepEvery(ttl); silent < ttl || silent > ttl+4*ci.SweepEvery(ttl) {
+			w.t.Errorf("gone after %s", silent)
+		}
+		w.submit(job("j"))
+		if a.claim() == nil { // it comes back
+			w.t.Error("nothing for a runner that is heard of again")
+		}
+		w.check()
+	})
+}

@@ -220,6 +220,7 @@ func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
 		}
 		return nil
 	})
+	err = outOfTime(ctx, err)
 	for _, op := range batch {
 		op.err = err
 		close(op.done)

@@ -400,6 +400,7 @@ func (e *Engine) sessionBack(ctx context.Context, s store.Session) error {
 		return err
 	}
 	e.fleet.add(s, nil)
+	e.poke() // what was held because nobody seemed to serve it
 	return nil
 }
 

@@ -91,6 +91,15 @@ func (w *writer) doNow(ctx context.Context, r *request) {
 	w.flush(ctx, batch)
 }
 
+// outOfTime turns the end of a transaction's own time into ErrUnavailable: what
+// became of it is unknown, and it is not tried request by request.
+func outOfTime(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, ci.ErrUnavailable) {
+		return err
+	}
+	return (&ci.Error{Kind: ci.ErrUnavailable, Detail: "the database did not answer in time; try again", RetryAfter: time.Second}).WithCause(err)
+}
+
 func errStopping() error {
 	return &ci.Error{Kind: ci.ErrUnavailable, Detail: "the server is stopping; try again", RetryAfter: time.Second}
 }
@@ -162,7 +171,7 @@ func (w *writer) flush(ctx context.Context, batch []*request) {
 // apply runs requests in one transaction and answers them.
 func (w *writer) apply(ctx context.Context, rs []*request) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	err := w.e.commit(ctx, func(t *txn) error { return t.apply(ctx, rs) })
+	err := outOfTime(ctx, w.e.commit(ctx, func(t *txn) error { return t.apply(ctx, rs) }))
 	cancel()
 	if err != nil && len(rs) > 1 && !errors.Is(err, ci.ErrUnavailable) {
 		for _, r := range rs {

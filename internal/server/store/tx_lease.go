@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"time"
 
 	"forgeci/internal/ci"
 )
@@ -346,10 +347,23 @@ func (t *Tx) LockSessions(ctx context.Context, ids []ci.SessionID) ([]Session, e
 	return query(ctx, t, "SessionsGet", scanSession, set)
 }
 
-// SessionGone records that a session is not present any more.
-func (t *Tx) SessionGone(ctx context.Context, id ci.SessionID, now int64) (bool, error) {
-	n, err := t.exec(ctx, "SessionGone", id, now)
-	return n == 1, err
+// DoubtSessions records that a node has not heard of present sessions for long.
+func (t *Tx) DoubtSessions(ctx context.Context, ids []ci.SessionID, now int64) error {
+	_, err := t.exec(ctx, "SessionsDoubt", keys(ids), now)
+	return err
+}
+
+// HeardSessions takes doubts back.
+func (t *Tx) HeardSessions(ctx context.Context, ids []ci.SessionID) error {
+	_, err := t.exec(ctx, "SessionsHeard", keys(ids))
+	return err
+}
+
+// GoneSessions records that sessions are not present any more that were doubted
+// up to doubtedUS, silent for that long then, and that no node has heard of since.
+// It returns which.
+func (t *Tx) GoneSessions(ctx context.Context, ids []ci.SessionID, doubtedUS int64, silent time.Duration) ([]ci.SessionID, error) {
+	return query(ctx, t, "SessionsGone", func(r scanner, v *ci.SessionID) error { return r.Scan(v) }, keys(ids), silent.Microseconds(), doubtedUS)
 }
 
 // SessionBack records that a session is present again.

@@ -99,10 +99,10 @@ CREATE TABLE session (
   slots BIGINT NOT NULL CHECK (slots > 0),
   protocol BIGINT NOT NULL,
   version TEXT NOT NULL,
-  present BIGINT NOT NULL DEFAULT 1,            -- 1 while it polls or renews
+  present BIGINT NOT NULL DEFAULT 1,            -- 1 while it polls or renews, at whatever node
   state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'draining', 'ended')),
   opened_us BIGINT NOT NULL,
-  gone_us BIGINT NOT NULL DEFAULT 0,
+  gone_us BIGINT NOT NULL DEFAULT 0,            -- while present: doubted by a node since
   UNIQUE (runner_id, request_id)
 );
 CREATE INDEX session_present ON session (offer_id) WHERE present = 1;

@@ -187,8 +187,18 @@ SELECT {{session}} FROM session s JOIN runner r ON r.id = s.runner_id WHERE s.pr
 -- name: SessionsLock
 SELECT id FROM session WHERE id IN (SELECT key FROM json_each($1)) ORDER BY id /*lock*/;
 
--- name: SessionGone
-UPDATE session SET present = 0, gone_us = $2 WHERE id = $1 AND present = 1;
+-- name: SessionsDoubt
+-- A node has not heard of sessions for long: another may have, and says so.
+UPDATE session SET gone_us = $2 WHERE present = 1 AND gone_us = 0 AND id IN (SELECT key FROM json_each($1));
+
+-- name: SessionsHeard
+UPDATE session SET gone_us = 0 WHERE present = 1 AND gone_us > 0 AND id IN (SELECT key FROM json_each($1));
+
+-- name: SessionsGone
+-- Nobody has said that it heard of them since they were doubted: they are gone
+-- since they were last heard of.
+UPDATE session SET present = 0, gone_us = gone_us - $2 WHERE present = 1 AND gone_us > 0 AND gone_us <= $3
+  AND id IN (SELECT key FROM json_each($1)) RETURNING id;
 
 -- name: SessionBack
 UPDATE session SET present = 1, gone_us = 0 WHERE id = $1 AND present = 0 AND state <> 'ended';
