@@ -25,6 +25,10 @@ func (r *Runner) ready(ctx context.Context) error {
 		if !warned {
 			warned = true
 			r.log.WarnContext(ctx, "disk nearly full: no job is taken", slog.Int64("free", free), slog.Int64("needed", r.cfg.MinFree))
+			if err := r.sources.clear(); err != nil {
+				r.log.WarnContext(ctx, "kept sources cannot be removed", slog.Any("error", err))
+			}
+			continue // that may have been enough
 		}
 		if err := pause(ctx, diskEvery); err != nil {
 			return err

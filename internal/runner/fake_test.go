@@ -883,8 +883,27 @@ func (r *rig) wait2(most time.Duration) {
 		r.t.Error(err)
 	}
 	for _, f := range left {
+		if filepath.Base(f) == "sources" {
+			r.whole(f)
+			continue
+		}
 		if base := filepath.Base(f); base != keyFile && base != credentialFile {
 			r.t.Errorf("%s is left in the data directory", base)
+		}
+	}
+}
+
+// whole checks that all that is kept of sources is whole.
+func (r *rig) whole(dir string) {
+	r.t.Helper()
+	kept, err := os.ReadDir(dir)
+	if err != nil {
+		r.t.Error(err)
+	}
+	for _, e := range kept {
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil || strings.ReplaceAll(digestOf(b), ":", "-") != e.Name() {
+			r.t.Errorf("kept source %s is not what its name says (%v)", e.Name(), err)
 		}
 	}
 }

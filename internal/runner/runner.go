@@ -61,7 +61,10 @@ type Config struct {
 	LogSpool int64
 	// MinFree is how much disk must be free to take a job; the default is 256 MiB.
 	MinFree int64
-	Log     *slog.Logger
+	// KeepSources is how many bytes of sources are kept for other jobs; the default
+	// is 1 GiB. They go when the disk is needed.
+	KeepSources int64
+	Log         *slog.Logger
 }
 
 // Runner runs jobs of one server.
@@ -72,6 +75,8 @@ type Runner struct {
 	id     *identity
 	keeper *keeper
 	poller *poller
+	// sources of earlier jobs.
+	sources *sources
 
 	draining, stopping chan struct{} // closed by Drain and Stop
 	drain, stop        func()
@@ -109,6 +114,7 @@ func New(cfg Config) (*Runner, error) {
 	def(&cfg.LogChunk, defaultLogChunk)
 	def(&cfg.LogSpool, defaultLogSpool)
 	def(&cfg.MinFree, defaultMinFree)
+	def(&cfg.KeepSources, defaultSources)
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, ci.Errorf(ci.ErrUnavailable, "the data directory %s cannot be made", cfg.DataDir).WithCause(err)
 	}
@@ -118,6 +124,9 @@ func New(cfg Config) (*Runner, error) {
 		return nil, err
 	}
 	r.id = id
+	if r.sources, err = openSources(cfg.DataDir, cfg.KeepSources); err != nil {
+		return nil, err
+	}
 	r.draining, r.stopping = make(chan struct{}), make(chan struct{})
 	r.drain = sync.OnceFunc(func() { close(r.draining) })
 	r.stop = sync.OnceFunc(func() { close(r.stopping) })

@@ -28,7 +28,8 @@ import (
 type transfer struct {
 	server *link
 	lease  ci.LeaseRef
-	dir    string // for temporary files, private to the attempt
+	dir    string // for temporary files
+	kept   *sources
 	log    *slog.Logger
 }
 
@@ -38,19 +39,37 @@ const fetchTries = 5
 // errArtifactMissing marks a restore that failed because the artifact is gone.
 var errArtifactMissing = errors.New("a required artifact is not there")
 
-// source fetches, verifies and materialises the snapshot in dir, which must be
-// empty (SPEC SR-3).
+// source materialises the verified snapshot in dir, which must be empty (SPEC
+// SR-3). It fetches the archive unless this runner has it from an earlier job;
+// what it has is verified all the same.
 func (t *transfer) source(ctx context.Context, want protocol.Source, dir string) error {
+	w := source.Want{Digest: want.Digest, Blob: want.Blob, Size: want.Size}
+	if t.kept.has(want.Blob) {
+		err := source.Materialise(ctx, t.kept.path(want.Blob), w, dir, archive.SourceLimits())
+		switch {
+		case missing(err):
+		case spoiled(err):
+			t.log.WarnContext(ctx, "a kept source is damaged: fetching it again", slog.Any("error", err))
+			if err := t.kept.drop(want.Blob); err != nil {
+				return err
+			}
+		case err != nil:
+			return fmt.Errorf("materialise the source: %w", err)
+		default:
+			return nil
+		}
+	}
 	file, err := t.fetch(ctx, want.Blob, want.Size, func(ctx context.Context) (io.ReadCloser, error) {
 		return t.server.call().FetchSource(ctx, t.lease)
 	})
 	if err != nil {
 		return fmt.Errorf("fetch the source: %w", err)
 	}
-	defer os.Remove(file)
-	w := source.Want{Digest: want.Digest, Blob: want.Blob, Size: want.Size}
 	if err := source.Materialise(ctx, file, w, dir, archive.SourceLimits()); err != nil {
-		return fmt.Errorf("materialise the source: %w", err)
+		return errors.Join(fmt.Errorf("materialise the source: %w", err), os.Remove(file))
+	}
+	if err := t.kept.keep(file, want.Blob); err != nil {
+		t.log.WarnContext(ctx, "the source cannot be kept for other jobs", slog.Any("error", err))
 	}
 	return nil
 }
@@ -257,7 +276,7 @@ func (w *worker) prepare(ctx context.Context, with executor.Executor) error {
 
 // furnish puts source and restored artifacts into the workspace.
 func (w *worker) furnish(ctx context.Context) error {
-	w.transfer = &transfer{server: w.r.server, lease: w.lease, dir: w.r.cfg.DataDir, log: w.log}
+	w.transfer = &transfer{server: w.r.server, lease: w.lease, dir: w.r.cfg.DataDir, kept: w.r.sources, log: w.log}
 	begin := time.Now()
 	if err := w.allBound(); err != nil {
 		return err
