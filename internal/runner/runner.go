@@ -12,6 +12,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -226,7 +227,25 @@ func (r *Runner) sweep(ctx context.Context) error {
 		r.ended(protocol.AttemptRef{Job: a.Lease.Job, Epoch: a.Lease.Epoch})
 		r.records = append(r.records, a.Lease)
 	}
+	if err := r.sweepFiles(); err != nil {
+		return err
+	}
 	return r.cfg.Workspaces.Sweep(ctx)
+}
+
+// sweepFiles removes bytes that an earlier process had under way in the data
+// directory. The lock of the workspaces keeps any other process out of it.
+func (r *Runner) sweepFiles() error {
+	for _, pattern := range []string{"fetch-*", "artifact-*", "log-*.spool", ".new-*"} {
+		left, err := filepath.Glob(filepath.Join(r.cfg.DataDir, pattern))
+		for i := 0; err == nil && i < len(left); i++ {
+			err = os.Remove(left[i])
+		}
+		if err != nil {
+			return ci.Errorf(ci.ErrUnavailable, "leftovers of an earlier runner cannot be removed from %s", r.cfg.DataDir).WithCause(err)
+		}
+	}
+	return nil
 }
 
 // ended notes attempts whose sandbox is proven to have ended and whose end the

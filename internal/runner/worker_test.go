@@ -365,6 +365,29 @@ func TestResultWaitsForTermination(t *testing.T) {
 }
 
 // What a crashed runner left is reported with the first session.
+func TestFilesOfACrashedRunnerAreRemoved(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		for _, name := range []string{"fetch-1", "artifact-22", "log-lse_1.spool", ".new-333"} {
+			if err := os.WriteFile(filepath.Join(r.config.DataDir, name), []byte("x"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.start()
+		time.Sleep(time.Second)
+		r.drain()
+		entries, err := os.ReadDir(r.config.DataDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if !slices.Contains([]string{keyFile, credentialFile, "work"}, e.Name()) {
+				t.Errorf("left: %s", e.Name())
+			}
+		}
+	})
+}
+
 func TestAttemptsOfACrashedRunnerAreReportedAsEnded(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
