@@ -39,9 +39,9 @@ func (b books) count(table string, words ...string) int {
 	return n
 }
 
-// close ends the installation in an orderly way and audits it: no process of any
-// job is left, no slot is taken, runners and server end well, and the books
-// balance. It is the last thing that a test does.
+// close ends the installation in an orderly way and audits it: no process and no
+// file of any job is left, no slot is taken, runners and server end well, and the
+// books balance. It is the last thing that a test does.
 func (w *world) close() books {
 	w.t.Helper()
 	if left := testkit.ProcessesWith(w.t, w.mark); len(left) > 0 {
@@ -67,6 +67,11 @@ func (w *world) close() books {
 		if m.running() {
 			if code := m.proc.Wait(w.t, patience); code != 0 {
 				w.t.Errorf("the runner of %s ended with %d after SIGTERM", m.name, code)
+			}
+			for _, dir := range []string{"work/jobs/*", "sandboxes/*", "*.spool", "fetch-*", "artifact-*"} {
+				if left, err := filepath.Glob(filepath.Join(m.data, dir)); err != nil || len(left) > 0 {
+					w.t.Errorf("left on machine %s: %v, %v", m.name, left, err)
+				}
 			}
 		}
 	}
