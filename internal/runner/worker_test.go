@@ -368,6 +368,9 @@ func TestResultWaitsForTermination(t *testing.T) {
 func TestFilesOfACrashedRunnerAreRemoved(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		if err := os.MkdirAll(r.config.DataDir, 0o700); err != nil {
+			t.Fatal(err)
+		}
 		for _, name := range []string{"fetch-1", "artifact-22", "log-lse_1.spool", ".new-333"} {
 			if err := os.WriteFile(filepath.Join(r.config.DataDir, name), []byte("x"), 0o600); err != nil {
 				t.Fatal(err)
