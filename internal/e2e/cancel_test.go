@@ -51,7 +51,7 @@ func TestCase_LOG_10_CancelMessageIsDroppedOnce(t *testing.T) {
 
 func cancelStubborn(t *testing.T, dropped bool) {
 	t.Helper()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: 2 * ttl})
 	a := w.machine("a")
 	p := a.through()
 	a.start()
@@ -101,7 +101,7 @@ func cancelStubborn(t *testing.T, dropped bool) {
 // end of the job it is dead.
 func TestCase_CAN_03_BackgroundChildDoesNotHoldTheStep(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: calm})
 	a := w.machine("a").start()
 	id := w.submit(`
   - name: build
@@ -142,7 +142,7 @@ func TestCase_CAN_03_BackgroundChildDoesNotHoldTheStep(t *testing.T) {
 // case still runs.
 func TestCase_CAN_04_TimeLimitOfTheJob(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: calm})
 	w.machine("a").start()
 	id := w.submit(`
   - name: build

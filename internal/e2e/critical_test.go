@@ -233,10 +233,10 @@ func TestLostRepliesAreAskedForAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, config{})
+			w := newWorld(t, config{ttl: 2 * ttl})
 			id := w.submit(`
   - name: compile
-    steps: ['echo ran >>"$SIGNS/runs"; sleep 1.2; echo made >made']
+    steps: ['echo ran >>"$SIGNS/runs"; sleep 3; echo made >made']
     artifacts: {publish: [{name: made, path: made}]}
   - name: test
     artifacts: {restore: [{from_job: compile, name: made, path: got}]}
@@ -276,7 +276,7 @@ func TestLostRepliesAreAskedForAgain(t *testing.T) {
 // A reply to a claim that is lost leaves no job behind.
 func TestCase_QUE_05_LostClaimReplyCostsNoTime(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{ttl: 20 * time.Second})
+	w := newWorld(t, config{ttl: calm})
 	id := w.submit("\n  - name: build\n    steps: ['true']\n", nil)
 	m := w.machine("m")
 	lost := m.through().CutReply(1, asks(protocol.RouteClaim))

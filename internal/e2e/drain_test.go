@@ -12,7 +12,7 @@ import (
 // poll that was open, and the runner exits with 0.
 func TestCase_RUN_05_OneSignalDrains(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: calm})
 	a := w.machine("a")
 	a.args = append(a.args, "--slots", "2") // a job and an open poll
 	a.start()

@@ -272,7 +272,7 @@ func TestShortPartitionCostsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, config{ttl: 6 * time.Second})
+			w := newWorld(t, config{ttl: 2 * ttl})
 			a := w.machine("a")
 			p := a.through()
 			a.start()
@@ -302,7 +302,7 @@ func TestShortPartitionCostsNothing(t *testing.T) {
 // stay "running".
 func TestCase_RUN_03_SupervisorOfTheJobIsKilled(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: calm})
 	a := w.machine("a").start()
 	id := w.submit(counting(""), nil)
 	w.came("build", 1)
@@ -315,7 +315,7 @@ func TestCase_RUN_03_SupervisorOfTheJobIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.until(2*w.config.ttl, "the job not to be running", func() bool { return w.job(id, "build").State == ci.StateFinished })
+	w.until(2*ttl, "the job not to be running", func() bool { return w.job(id, "build").State == ci.StateFinished })
 	w.gone(5 * time.Second)
 	w.outcome(w.finished(id), "failed infrastructure", map[string]string{"build": "aborted internal"})
 	w.attempts(w.job(id, "build"), "failed internal")
@@ -371,7 +371,7 @@ func (w *world) beating(it impostor, leases []ci.LeaseRef) (end func()) {
 // A runner that crashes and is started again and again is one runner.
 func TestCase_RUN_04_CrashLoopIsOneRecord(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: calm})
 	a := w.machine("a")
 	for i := range 20 {
 		if i%4 == 0 {

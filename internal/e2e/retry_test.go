@@ -12,7 +12,7 @@ import (
 // retrying the whole run sees nothing of any earlier run.
 func TestCase_RERUN_01_RetryOfFailedJobsUsesWhatSucceeded(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, config{})
+	w := newWorld(t, config{ttl: calm})
 	w.machine("a").start()
 	first := w.submit(`
   - name: build
@@ -129,16 +129,18 @@ func TestCase_RERUN_04_CancelInThePauseBeforeTheNextAttempt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, config{ttl: 5 * time.Minute})
 	a := w.machine("a").start()
-	id := w.submit(counting(onLoss), nil)
-	w.came("build", 1)
-	a.kill()
-	a.boot()
-	w.until(patience, "the end of attempt 1", func() bool { return w.job(id, "build").State == ci.StateReady })
-	if r := w.forgeci("cancel", string(id)); r.Code != 0 {
-		t.Errorf("forgeci cancel ended with %d", r.Code)
+	id := w.submit(counting("{max: 2, on: [runner_lost]}"), nil)
+	for attempt := range 2 { // the second pause is at least a second long
+		w.came("build", attempt+1)
+		a.kill()
+		a.boot()
+	}
+	w.until(patience, "the end of attempt 2", func() bool { return w.job(id, "build").State == ci.StateReady })
+	if _, err := w.people.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
 	}
 	w.outcome(w.finished(id), "cancelled user", map[string]string{"build": "cancelled user"})
-	pass(1500 * time.Millisecond) // the pause would be over
-	w.attempts(w.job(id, "build"), "aborted runner_restarted")
+	pass(2500 * time.Millisecond) // the pause would be over
+	w.attempts(w.job(id, "build"), "aborted runner_restarted", "aborted runner_restarted")
 	w.close()
 }

@@ -82,7 +82,7 @@ func TestServerIsKilledInTheMiddleOfAJob(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, config{ttl: 20 * time.Second, database: database(t)})
+			w := newWorld(t, config{ttl: calm, database: database(t)})
 			throughIt(t, w, func(during func()) {
 				w.crash()
 				during()
@@ -113,7 +113,7 @@ func TestDatabaseIsAwayInTheMiddleOfAJob(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pg := testkit.StartPostgres(t, true)
-			w := newWorld(t, config{ttl: 20 * time.Second, database: pg.Database(t)})
+			w := newWorld(t, config{ttl: calm, database: pg.Database(t)})
 			throughIt(t, w, func(during func()) { fault(t, pg, during) })
 		})
 	}
@@ -131,7 +131,7 @@ func TestObjectStoreIsAwayInTheMiddleOfAJob(t *testing.T) {
 			bucket := testkit.S3(t)
 			p := testkit.NewProxy(t, bucket.Endpoint)
 			bucket.Endpoint = p.Addr()
-			w := newWorld(t, config{ttl: 20 * time.Second, blob: &bucket})
+			w := newWorld(t, config{ttl: calm, blob: &bucket})
 			throughIt(t, w, func(during func()) {
 				fault(p)
 				during()

@@ -47,7 +47,10 @@ func TestMain(m *testing.M) {
 const (
 	// ttl is the leases' length: long enough that a busy machine loses none by
 	// itself, short enough to wait for its end.
-	ttl = 3 * time.Second
+	ttl = 4 * time.Second
+	// calm is the same for tests that wait for no lease's end: a machine whose disk
+	// stands still for seconds changes nothing there.
+	calm = 20 * time.Second
 	// patience is how long anything may take that has no limit of its own.
 	patience = 60 * time.Second
 )
