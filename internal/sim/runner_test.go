@@ -88,7 +88,6 @@ type work struct {
 	part    int // 0 begin, 1 sign and send, 2 seal
 	id      string
 	etag    string
-	url     string
 	sealed  map[string]string
 	gone    bool
 }
