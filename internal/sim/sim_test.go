@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 	flag.Int("seeds", 30, "how many seeds TestSeeds runs")
 	flag.Uint64("seed", 1, "the first seed")
 	flag.Bool("history", false, "print the history of the first seed")
+	flag.Int("shrink", 200, "how many simulations may be spent on cutting the first failing seed down")
 	flag.String("summary", "", "file for the one JSON object that TestSeeds comes to")
 	flag.Parse()
 	os.Exit(m.Run())
@@ -426,8 +427,8 @@ func TestSeeds(t *testing.T) {
 				sum.Stuck++
 			}
 			t.Errorf("seed %d: %v", c.seed, r.violation)
-			if sum.Violations == 1 {
-				report(t, c, r)
+			if n := setting[int]("shrink"); sum.Violations == 1 && n > 0 {
+				report(t, c, r, n)
 			}
 		}
 	}
@@ -457,8 +458,9 @@ func TestSeeds(t *testing.T) {
 }
 
 // report shrinks a failing seed and prints what is left of it.
-func report(t *testing.T, c config, r result) {
-	small, again := shrink(c, r.violation, 200)
+func report(t *testing.T, c config, r result, budget int) {
+	t.Helper()
+	small, again := shrink(c, r.violation, budget)
 	t.Logf("seed %d is cut down to %d steps and %d faults: %v", c.seed, again.ran, again.faults(), again.violation)
 	var kept []int
 	for i := range small.steps {
