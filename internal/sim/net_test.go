@@ -62,21 +62,76 @@ func (w *world) send(c *call) {
 	w.tell("send #%d %s %s", c.id, c.route, c.text)
 }
 
+// inFlight is a call that is being executed, with what the database held when it
+// was last not being overtaken.
+type inFlight struct {
+	c      *call
+	before snapshot
+}
+
+// overtake lets other nodes act while the executed calls wait for the database.
+func (w *world) overtake() {
+	waiting, busy := w.open, w.serving
+	var others []*node
+	for _, n := range w.nodes {
+		if n != busy && n.e != nil {
+			others = append(others, n)
+		}
+	}
+	if len(others) == 0 {
+		return
+	}
+	w.open, w.serving = nil, nil
+	r := w.frng
+	w.pass(r.Int64N(ttlUS / 2))
+	for range 1 + r.IntN(3) {
+		n := others[r.IntN(len(others))]
+		if n.e == nil {
+			continue
+		}
+		if r.IntN(3) == 0 {
+			w.sweep(n)
+		} else {
+			for _, rn := range w.runners {
+				rn.think()
+			}
+			var free []*call
+			for _, c := range w.net {
+				if !slices.ContainsFunc(waiting, func(f *inFlight) bool { return f.c == c }) {
+					free = append(free, c)
+				}
+			}
+			if len(free) > 0 {
+				w.deliverTo(n, free[r.IntN(len(free))])
+			}
+		}
+		w.follow()
+	}
+	w.open, w.serving = waiting, busy
+	for _, f := range waiting {
+		f.before = w.before(f.c)
+	}
+}
+
 // deliver brings a call to a node and, unless something goes wrong, its answer back.
-func (w *world) deliver(c *call) {
-	n := w.up(w.rng)
-	before := w.before(c)
+func (w *world) deliver(c *call) { w.deliverTo(w.up(w.rng), c) }
+
+func (w *world) deliverTo(n *node, c *call) {
+	f := &inFlight{c, w.before(c)}
 	var rep any
 	var err error
 	c.tries++
 	if w.drops(c) {
 		return
 	}
-	if n.serve(func() { rep, err = c.exec(n) }) {
+	w.open = append(w.open, f)
+	crashed := n.serve(func() { rep, err = c.exec(n) })
+	w.open = slices.DeleteFunc(w.open, func(o *inFlight) bool { return o == f })
+	if crashed {
 		w.tell("#%d %s %s: no answer", c.id, c.route, c.text)
 		return // sent again later
 	}
-	w.answer(c, before, rep, err)
+	w.answer(c, f.before, rep, err)
 }
 
 // drops decides whether the request is lost on its way: it is sent again later.
@@ -158,19 +213,20 @@ func say(rep any, err error) string {
 func (w *world) deliverBatch(cs []*call) {
 	n := w.up(w.rng)
 	type parked struct {
-		c      *call
-		before snapshot
-		next   func() (struct{}, bool)
-		stop   func()
-		rep    any
-		err    error
-		done   bool
+		*inFlight
+		next func() (struct{}, bool)
+		stop func()
+		rep  any
+		err  error
+		done bool
 	}
 	var all []*parked
 	for _, c := range cs {
 		c.tries++
 		if !w.drops(c) {
-			all = append(all, &parked{c: c, before: w.before(c)})
+			p := &parked{inFlight: &inFlight{c, w.before(c)}}
+			all = append(all, p)
+			w.open = append(w.open, p.inFlight)
 		}
 	}
 	w.tell("merge of %d at node %d", len(all), n.index)
@@ -214,6 +270,7 @@ func (w *world) deliverBatch(cs []*call) {
 			n.serve(p.stop)
 		}
 	}
+	w.open = nil
 	// Who was answered before the node ended has been answered.
 	for _, p := range all {
 		if p.done {

@@ -108,9 +108,10 @@ type world struct {
 	ids  *rand.ChaCha8
 	sum  hash.Hash
 
-	plan    *fault // what goes wrong in this step's transactions
-	healing bool   // the second part: nothing goes wrong any more
-	serving *node  // whose call is being executed
+	plan    *fault      // what goes wrong in this step's transactions
+	healing bool        // the second part: nothing goes wrong any more
+	serving *node       // whose call is being executed
+	open    []*inFlight // calls that are being executed, of one node
 
 	orgs    []*org
 	nodes   []*node
@@ -251,8 +252,10 @@ func (w *world) hook(p store.Point) error {
 	case "lock wait":
 		w.pass(f.slow)
 		return nil
+	case "overtaken":
+		w.overtake()
+		return nil
 	case "deadlock":
-		w.plan = nil
 		return store.ErrSerialization
 	default:
 		return ci.Errorf(ci.ErrUnavailable, "the database is not available; try again")
@@ -262,11 +265,13 @@ func (w *world) hook(p store.Point) error {
 // drawFault decides what goes wrong with the step's transactions.
 func (w *world) drawFault() *fault {
 	r := w.frng
-	if w.healing || w.calm[w.step] || r.IntN(100) >= 14 {
+	if w.healing || w.calm[w.step] || r.IntN(100) >= 17 {
 		return nil
 	}
 	f := &fault{nth: 1 + r.IntN(3)}
-	switch r.IntN(10) {
+	switch r.IntN(13) {
+	default:
+		f.point, f.kind = store.PointBegin, "overtaken"
 	case 0, 1:
 		f.point, f.kind = store.PointCommit, "failed, not stored"
 	case 2, 3:
@@ -287,7 +292,10 @@ func (w *world) drawFault() *fault {
 	case 9:
 		f.point, f.kind = store.PointCommitted, "crash behind commit"
 	}
-	if f.point != store.PointRead {
+	switch {
+	case f.kind == "overtaken": // what comes behind the first has no promise of its own
+		f.nth = 1
+	case f.point != store.PointRead:
 		f.nth = 1 + r.IntN(2)
 	}
 	return f
