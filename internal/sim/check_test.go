@@ -244,8 +244,25 @@ func (w *world) compareJob(was, is store.Job, known bool) {
 	case is.State == ci.StateReady && was.State == ci.StateRunning && is.Generation == was.Generation:
 		w.bad("decision 4", "job %s returned to ready in the same generation", is.ID)
 	}
+	w.compareCancelled(was, is)
 	if r := w.mirror.specs[is.ID].Retry; is.GrantedUsed > 0 && (r == nil || is.GrantedUsed > int64(r.Max)) {
 		w.bad("decision 1", "job %s: %d further attempts granted", is.ID, is.GrantedUsed)
+	}
+}
+
+// compareCancelled requires proof of termination: a timeout alone never says cancelled.
+func (w *world) compareCancelled(was, is store.Job) {
+	m := &w.mirror
+	if was.State != ci.StateCancelling || is.State != ci.StateFinished {
+		return
+	}
+	if a := m.attempts[store.AttemptKey{Job: is.ID, Epoch: is.Epoch}]; a.Evidence == "" {
+		w.bad("LP-7", "job %s is cancelled and nothing proves that attempt %d has ended", is.ID, is.Epoch)
+	}
+	for _, b := range m.boxes {
+		if b.key.Job == is.ID && b.key.Epoch == is.Epoch && b.alive && !b.excused {
+			w.bad("LP-7", "job %s is cancelled and attempt %d still runs on %s", is.ID, b.key.Epoch, b.runner.name)
+		}
 	}
 }
 
@@ -418,6 +435,10 @@ func (w *world) checkTicket(r *runner, t *protocol.Ticket) {
 			if _, ok := t.Needs[n.Key]; !ok || n.State != ci.StateFinished {
 				w.bad("I6", "job %s was given out before %s (%s)", t.Lease.Job, n.ID, n.State)
 			}
+			failed := n.Conclusion == ci.ConclusionFailed || n.Conclusion == ci.ConclusionTimedOut
+			if t.Job.If == "" && !n.Conclusion.Succeeded() && !(failed && n.AllowFailure != 0) {
+				w.bad("WF-3", "job %s was given out although %s is %s", t.Lease.Job, n.ID, n.Conclusion)
+			}
 		}
 		bindings, err := tx.BindingsOfRun(w.ctx, t.Lease.Run)
 		if err != nil {
@@ -463,7 +484,7 @@ func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply) {
 				if (l.Cancel != 0) != (rep.Leases[i].Answer == protocol.LeaseCancel) {
 					w.bad("LP-4", "heartbeat: %v answered %s, cancel is %d", ref, rep.Leases[i].Answer, l.Cancel)
 				}
-				if was := w.mirror.leases[ref.Job]; was == nil || was.row.Ref() != ref || w.mirror.expired(w, was) {
+				if was := w.mirror.leases[ref.Job]; was == nil || was.row.Ref() != ref || w.mirror.expired(w, was, l.ExpiresUS-ttlUS) {
 					w.bad("I3 fencing", "heartbeat: %v was renewed after it had run out", ref)
 				}
 			}
@@ -472,10 +493,10 @@ func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply) {
 	})
 }
 
-// expired reports whether a lease had run out before this step, or in it; a
-// repair of the clock in it counts.
-func (m *mirror) expired(w *world, l *leased) bool {
-	return max(l.row.ExpiresUS, l.row.ExpiresUS+w.moved-w.known) <= w.dbNow()
+// expired reports whether a lease had run out at a time in this step; a repair of
+// the clock in it counts.
+func (m *mirror) expired(w *world, l *leased, now int64) bool {
+	return max(l.row.ExpiresUS, l.row.ExpiresUS+w.moved-w.known) <= now
 }
 
 // checkEnd compares the answer to a completion or hand-over with the database.

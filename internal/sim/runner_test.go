@@ -46,15 +46,16 @@ type runner struct {
 	inbox      []func() // answers that came while it was stopped
 
 	// Of the process life.
-	session                            ci.SessionID
-	openRequest                        string
-	opening, claiming, beating, saying bool
-	draining                           bool // leaves when its jobs are done
-	leaving                            bool // hands its jobs over
-	lastBeat                           int64
-	works                              []*work
-	ended                              []*box // proven to have ended, to be reported
-	left                               []*box // of earlier lives, found on the host
+	session                  ci.SessionID
+	openRequest              string
+	opening, beating, saying bool
+	claiming                 int  // claims under way
+	draining                 bool // leaves when its jobs are done
+	leaving                  bool // hands its jobs over
+	lastBeat                 int64
+	works                    []*work
+	ended                    []*box // proven to have ended, to be reported
+	left                     []*box // of earlier lives, found on the host
 }
 
 // box is a sandbox on a host, as it is in truth.
@@ -187,9 +188,9 @@ func (r *runner) think() {
 		}
 	}
 	switch {
-	case r.draining && len(r.works) == 0 && !r.claiming:
+	case r.draining && len(r.works) == 0 && r.claiming == 0:
 		r.drain(true)
-	case !r.draining && !r.claiming && r.busy() < r.slots:
+	case !r.draining && r.busy()+r.claiming < r.slots:
 		r.claim()
 	}
 }
@@ -246,7 +247,7 @@ func (r *runner) open() {
 
 func (r *runner) claim() {
 	w := r.w
-	r.claiming = true
+	r.claiming++
 	began := r.time()
 	req := protocol.Claim{Session: r.session, RequestID: w.newID(ci.PrefixRequest)}
 	var given *ci.LeaseRef
@@ -271,7 +272,7 @@ func (r *runner) claim() {
 			given = &t.Lease
 			w.checkTicket(r, t)
 		}, done: func(rep any, err error) {
-			r.claiming = false
+			r.claiming--
 			if err != nil {
 				if ci.KindOf(err) == ci.ErrConflict || ci.KindOf(err) == ci.ErrNotFound { // the session has ended
 					r.session = ""
@@ -420,7 +421,7 @@ func (r *runner) end() {
 	r.left = append(r.left, r.ended...)
 	r.works, r.ended = nil, nil
 	r.session, r.openRequest = "", ""
-	r.opening, r.claiming, r.beating, r.saying, r.draining, r.leaving = false, false, false, false, false, false
+	r.opening, r.beating, r.saying, r.draining, r.leaving, r.claiming = false, false, false, false, false, 0
 }
 
 // begin starts the process again. clean: it kills what it finds of its earlier lives.
