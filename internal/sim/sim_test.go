@@ -243,9 +243,6 @@ func (w *world) heal() {
 	for _, r := range w.runners {
 		r.clock.setRate(w.now, 1)
 		r.paused = false
-		if r.drained { // a drained runner works again when it opens a new session
-			r.end()
-		}
 		for _, b := range r.left {
 			b.alive = false
 		}
@@ -265,6 +262,10 @@ func (w *world) heal() {
 	deadline := w.now + 3*ttlUS + left*(jobTime+backoff)
 	for {
 		for _, r := range w.runners {
+			if r.drained { // it works again when it opens a new session
+				r.end()
+				r.drained = false
+			}
 			if !r.alive {
 				r.begin(true)
 			}
