@@ -27,8 +27,10 @@ func TestAnAnswerThatCannotBeWrittenIsNoSuccess(t *testing.T) {
 	for _, args := range [][]string{{"version"}, {"version", "--output", "json"}, {"schema"}, {"--help"}, {"completion", "bash"}} {
 		for _, room := range []int{0, 5} {
 			var stderr bytes.Buffer
-			code := Main(t.Context(), Process{Args: args, Stdin: strings.NewReader(""), Stdout: &fullDevice{room}, Stderr: &stderr,
-				LookupEnv: func(string) (string, bool) { return "", false }, Now: time.Now})
+			code := Main(t.Context(), Process{
+				Args: args, Stdin: strings.NewReader(""), Stdout: &fullDevice{room}, Stderr: &stderr,
+				LookupEnv: func(string) (string, bool) { return "", false }, Now: time.Now,
+			})
 			if code != exitInfra || !strings.Contains(stderr.String(), "no space left on device") {
 				t.Errorf("%q with room for %d bytes: exit code %d, %q", args, room, code, stderr.String())
 			}

@@ -60,12 +60,16 @@ func TestCase_RUN_05_SecondSignalHandsOver(t *testing.T) {
 		attempts []string
 	}{
 		"SIGTERM twice, with policy": {
-			"{max: 1, on: [runner_shutdown]}", []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM},
-			"success", "success", []string{"aborted runner_shutdown", "success *"},
+			"{max: 1, on: [runner_shutdown]}",
+			[]syscall.Signal{syscall.SIGTERM, syscall.SIGTERM},
+			"success", "success",
+			[]string{"aborted runner_shutdown", "success *"},
 		},
 		"SIGQUIT, without policy": {
-			"", []syscall.Signal{syscall.SIGQUIT},
-			"failed infrastructure", "aborted runner_shutdown", []string{"aborted runner_shutdown"},
+			"",
+			[]syscall.Signal{syscall.SIGQUIT},
+			"failed infrastructure", "aborted runner_shutdown",
+			[]string{"aborted runner_shutdown"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

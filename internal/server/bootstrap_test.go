@@ -89,8 +89,10 @@ func TestCase_S61_ABrowserSessionChangesNothingInTheAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	cookie := signIn(t, s, strings.TrimSpace(string(token)))
-	for _, path := range []string{"/v1/repos", "/v1/workflow-runs/run_0/cancel", "/v1/workflow-runs/run_0/retry", "/v1/runners/rnr_0/fence",
-		"/v1/runners/rnr_0/drain", "/v1/deadletters/job_0/requeue"} {
+	for _, path := range []string{
+		"/v1/repos", "/v1/workflow-runs/run_0/cancel", "/v1/workflow-runs/run_0/retry", "/v1/runners/rnr_0/fence",
+		"/v1/runners/rnr_0/drain", "/v1/deadletters/job_0/requeue",
+	} {
 		if got := withCookie(t, http.MethodPost, s.URL()+path, cookie); got != http.StatusForbidden {
 			t.Errorf("POST %s with a cookie: %d, want 403", path, got)
 		}

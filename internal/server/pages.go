@@ -27,8 +27,10 @@ func (p pages) Overview(ctx context.Context, v auth.Viewer) (web.Overview, error
 	if err != nil {
 		return web.Overview{}, err
 	}
-	out := web.Overview{Running: o.Running, RunningCount: o.RunningCount, WaitingCount: o.WaitingCount, Recent: o.Recent, Empty: o.Empty,
-		Runners: web.FleetCount{DeadLetters: o.DeadLetters}}
+	out := web.Overview{
+		Running: o.Running, RunningCount: o.RunningCount, WaitingCount: o.WaitingCount, Recent: o.Recent, Empty: o.Empty,
+		Runners: web.FleetCount{DeadLetters: o.DeadLetters},
+	}
 	for _, w := range o.Waiting {
 		out.Waiting = append(out.Waiting, web.WaitingJob{Job: w.Job, Run: w.Run})
 	}

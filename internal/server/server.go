@@ -110,8 +110,10 @@ func (s *Server) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.engine, err = engine.New(ctx, engine.Config{Store: s.store, Log: cfg.Log, LeaseTTL: cfg.LeaseTTL, LogLimit: cfg.LogLimit,
-		URL: cfg.URL, EvalIf: evalIf})
+	s.engine, err = engine.New(ctx, engine.Config{
+		Store: s.store, Log: cfg.Log, LeaseTTL: cfg.LeaseTTL, LogLimit: cfg.LogLimit,
+		URL: cfg.URL, EvalIf: evalIf,
+	})
 	if err != nil {
 		return err
 	}
@@ -127,16 +129,24 @@ func (s *Server) open(ctx context.Context) error {
 	if err := s.bootstrap(ctx, org.ID, key); err != nil {
 		return err
 	}
-	s.logs = logs.New(logs.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation(),
-		Limit: cfg.LogLimit, Window: s.logWindow(), Temp: temp})
+	s.logs = logs.New(logs.Config{
+		Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation(),
+		Limit: cfg.LogLimit, Window: s.logWindow(), Temp: temp,
+	})
 	s.artifact = artifact.New(artifact.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation()})
 	read := reader.New(s.store, s.engine, s.artifact)
-	rest := api.New(api.Config{Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs, Artifacts: s.artifact,
-		Reader: read, Log: cfg.Log, TempDir: temp, Version: cfg.Version, Ready: s.ready})
-	site := web.New(web.Config{Reader: pages{read, s.logs, s.engine}, Actions: actions{s.engine}, Auth: signIn{people}, Log: cfg.Log,
-		Version: cfg.Version, Secure: cfg.TLSCert != "", Heartbeat: pageBeat})
-	s.http = &http.Server{Handler: s.handler(rest, site, mount), ReadHeaderTimeout: headerIn, IdleTimeout: idle,
-		MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
+	rest := api.New(api.Config{
+		Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs, Artifacts: s.artifact,
+		Reader: read, Log: cfg.Log, TempDir: temp, Version: cfg.Version, Ready: s.ready,
+	})
+	site := web.New(web.Config{
+		Reader: pages{read, s.logs, s.engine}, Actions: actions{s.engine}, Auth: signIn{people}, Log: cfg.Log,
+		Version: cfg.Version, Secure: cfg.TLSCert != "", Heartbeat: pageBeat,
+	})
+	s.http = &http.Server{
+		Handler: s.handler(rest, site, mount), ReadHeaderTimeout: headerIn, IdleTimeout: idle,
+		MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
 	return nil
 }
 
@@ -302,8 +312,10 @@ func (s *Server) listen() error {
 		if err != nil {
 			return ci.Errorf(ci.ErrInvalid, "--tls-cert, --tls-key: %v", err)
 		}
-		s.listener = tls.NewListener(s.listener, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"h2", "http/1.1"}})
+		s.listener = tls.NewListener(s.listener, &tls.Config{
+			Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"h2", "http/1.1"},
+		})
 		scheme = "https"
 	}
 	if cfg.URL == "" {

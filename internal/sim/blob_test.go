@@ -223,8 +223,10 @@ func (m *memory) GetURL(ctx context.Context, key string, expires time.Duration) 
 func (m *memory) sign(method string, s signature) blob.SignedRequest {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %v %d", method, s, len(m.secrets)))
 	token := hex.EncodeToString(sum[:])
-	s.query = url.Values{"token": {token}, "key": {s.key}, "part": {strconv.Itoa(s.part)}, "size": {strconv.FormatInt(s.size, 10)},
-		"sum": {hex.EncodeToString(s.sum[:])}, "upload": {s.upload}, "expires": {strconv.FormatInt(s.expires.UnixMicro(), 10)}}.Encode()
+	s.query = url.Values{
+		"token": {token}, "key": {s.key}, "part": {strconv.Itoa(s.part)}, "size": {strconv.FormatInt(s.size, 10)},
+		"sum": {hex.EncodeToString(s.sum[:])}, "upload": {s.upload}, "expires": {strconv.FormatInt(s.expires.UnixMicro(), 10)},
+	}.Encode()
 	m.secrets[method+token] = s
 	return blob.SignedRequest{Method: method, URL: "/memory?" + s.query}
 }

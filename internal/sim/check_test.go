@@ -45,9 +45,11 @@ type leased struct {
 }
 
 func newMirror() mirror {
-	return mirror{runs: map[ci.RunID]store.Run{}, jobs: map[ci.JobID]store.Job{}, specs: map[ci.JobID]ci.JobSpec{},
+	return mirror{
+		runs: map[ci.RunID]store.Run{}, jobs: map[ci.JobID]store.Job{}, specs: map[ci.JobID]ci.JobSpec{},
 		attempts: map[store.AttemptKey]store.Attempt{}, leases: map[ci.JobID]*leased{}, logs: map[store.AttemptKey]int64{},
-		runsCode: map[ci.JobID]int{}}
+		runsCode: map[ci.JobID]int{},
+	}
 }
 
 func (m *mirror) runsOf(id ci.OrgID) (out []store.Run) {

@@ -119,14 +119,20 @@ func (w *world) holderLies(liar *runner, ref ci.LeaseRef) {
 	case n == 1:
 		complete("no evidence", protocol.Complete{Conclusion: ci.ConclusionFailed}, ci.ErrInvalid)
 	case n == 2:
-		complete("undeclared output", protocol.Complete{Conclusion: ci.ConclusionSuccess, SourceDigest: sourceDigest, Evidence: terminated(),
-			Outputs: map[string]string{"w": "1"}}, ci.ErrInvalid)
+		complete("undeclared output", protocol.Complete{
+			Conclusion: ci.ConclusionSuccess, SourceDigest: sourceDigest, Evidence: terminated(),
+			Outputs: map[string]string{"w": "1"},
+		}, ci.ErrInvalid)
 	case n == 3 && ok && needsArtifact(spec):
-		complete("success without its artifact", protocol.Complete{Conclusion: ci.ConclusionSuccess, SourceDigest: sourceDigest,
-			Evidence: terminated()}, ci.ErrConflict)
+		complete("success without its artifact", protocol.Complete{
+			Conclusion: ci.ConclusionSuccess, SourceDigest: sourceDigest,
+			Evidence: terminated(),
+		}, ci.ErrConflict)
 	case n == 4 && ok && needsArtifact(spec):
-		complete("an artifact that is not sealed", protocol.Complete{Conclusion: ci.ConclusionSuccess, SourceDigest: sourceDigest,
-			Evidence: terminated(), Artifacts: map[string]string{"out": "art_nothing"}}, ci.ErrConflict)
+		complete("an artifact that is not sealed", protocol.Complete{
+			Conclusion: ci.ConclusionSuccess, SourceDigest: sourceDigest,
+			Evidence: terminated(), Artifacts: map[string]string{"out": "art_nothing"},
+		}, ci.ErrConflict)
 	default:
 		c.route = "occupancy"
 		var others []protocol.AttemptRef

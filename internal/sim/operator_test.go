@@ -80,8 +80,10 @@ func (w *world) submit(o *org) {
 	if w.rng.IntN(2) == 0 {
 		key = w.newID(ci.PrefixRequest)
 	}
-	s := engine.Submission{Org: o.id, Repo: o.repo, Actor: actor, Plan: plan, Source: sourceDigest, Trust: ci.TrustTrusted, Event: "manual",
-		IdempotencyKey: key, RequestDigest: engine.Digest(plan)}
+	s := engine.Submission{
+		Org: o.id, Repo: o.repo, Actor: actor, Plan: plan, Source: sourceDigest, Trust: ci.TrustTrusted, Event: "manual",
+		IdempotencyKey: key, RequestDigest: engine.Digest(plan),
+	}
 	c := &call{route: "submit", text: fmt.Sprintf("%d jobs", len(plan.Jobs)), stored: key != "", exec: func(n *node) (any, error) {
 		return n.e.Submit(w.ctx, s)
 	}}
@@ -120,13 +122,17 @@ func (w *world) retry(o *org, id ci.RunID, failed bool) {
 		key = w.newID(ci.PrefixRequest)
 	}
 	req := engine.RetryRequest{Org: o.id, Actor: actor, Run: id, Failed: failed, IdempotencyKey: key, RequestDigest: "d"}
-	w.send(&call{route: "retry", text: fmt.Sprintf("%s failed=%v", short(id), failed), stored: key != "", may: []ci.Kind{ci.ErrConflict, ci.ErrGone},
-		exec: func(n *node) (any, error) { return n.e.Retry(w.ctx, req) }, truth: func(rep any) { w.runIs(rep.(ci.RunID), "retry") }})
+	w.send(&call{
+		route: "retry", text: fmt.Sprintf("%s failed=%v", short(id), failed), stored: key != "", may: []ci.Kind{ci.ErrConflict, ci.ErrGone},
+		exec: func(n *node) (any, error) { return n.e.Retry(w.ctx, req) }, truth: func(rep any) { w.runIs(rep.(ci.RunID), "retry") },
+	})
 }
 
 func (w *world) requeue(o *org, id ci.JobID) {
-	w.send(&call{route: "requeue", text: short(id), stored: true, may: []ci.Kind{ci.ErrConflict, ci.ErrGone},
-		exec: func(n *node) (any, error) { return n.e.Requeue(w.ctx, o.id, actor, id) }, truth: func(rep any) { w.runIs(rep.(ci.RunID), "requeue") }})
+	w.send(&call{
+		route: "requeue", text: short(id), stored: true, may: []ci.Kind{ci.ErrConflict, ci.ErrGone},
+		exec: func(n *node) (any, error) { return n.e.Requeue(w.ctx, o.id, actor, id) }, truth: func(rep any) { w.runIs(rep.(ci.RunID), "requeue") },
+	})
 }
 
 func (w *world) fence(rn *runner) {

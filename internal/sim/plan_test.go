@@ -47,8 +47,10 @@ func randomPlan(r *rand.Rand) ci.Plan {
 	list := r.IntN(2) == 0
 	keys := 1 + r.IntN(4)
 	for k := range keys {
-		spec := ci.JobSpec{Key: fmt.Sprintf("k%d", k), Timeout: ci.Duration(20_000_000_000 + r.Int64N(40)*1_000_000_000),
-			RunsOn: ci.Requirements{OS: "linux"}}
+		spec := ci.JobSpec{
+			Key: fmt.Sprintf("k%d", k), Timeout: ci.Duration(20_000_000_000 + r.Int64N(40)*1_000_000_000),
+			RunsOn: ci.Requirements{OS: "linux"},
+		}
 		if k > 0 {
 			if list {
 				spec.Needs = []string{fmt.Sprintf("k%d", k-1)}

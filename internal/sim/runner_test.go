@@ -251,7 +251,8 @@ func (r *runner) claim() {
 	began := r.time()
 	req := protocol.Claim{Session: r.session, RequestID: w.newID(ci.PrefixRequest)}
 	var given *ci.LeaseRef
-	w.send(&call{route: "claim", text: r.name + " " + short(req.RequestID), from: r, merges: true, may: []ci.Kind{ci.ErrConflict},
+	w.send(&call{
+		route: "claim", text: r.name + " " + short(req.RequestID), from: r, merges: true, may: []ci.Kind{ci.ErrConflict},
 		exec: func(n *node) (any, error) {
 			t, err := n.e.Claim(w.ctx, r.who, req)
 			if t == nil {
@@ -283,7 +284,8 @@ func (r *runner) claim() {
 			if t := rep.(*protocol.Ticket); t != nil {
 				r.take(t, began)
 			}
-		}})
+		},
+	})
 }
 
 // take begins an attempt: trust counts from the start of the request.
@@ -687,8 +689,10 @@ func (k *work) log() {
 	sum := sha256.Sum256([]byte(data))
 	seq, off := k.seq+1, k.off
 	stream := store.LogStream{Step: 0, Stream: protocol.Stdout}
-	e := store.LogExtent{Job: k.ref.Job, Epoch: k.ref.Epoch, Seq: seq, LastSeq: seq, Stream: stream, Offset: off, Length: int64(len(data)),
-		Newlines: 1, FirstNL: int64(len(data) - 1), LastNL: int64(len(data) - 1), Digest: base64.RawStdEncoding.EncodeToString(sum[:])}
+	e := store.LogExtent{
+		Job: k.ref.Job, Epoch: k.ref.Epoch, Seq: seq, LastSeq: seq, Stream: stream, Offset: off, Length: int64(len(data)),
+		Newlines: 1, FirstNL: int64(len(data) - 1), LastNL: int64(len(data) - 1), Digest: base64.RawStdEncoding.EncodeToString(sum[:]),
+	}
 	ref := k.ref
 	c := k.lease(routeLog, fmt.Sprintf("chunk %d", seq), func(n *node, held engine.Held) (any, error) {
 		var length int64

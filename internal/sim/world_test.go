@@ -307,10 +307,12 @@ func (n *node) start() error {
 	n.clock = clock{at: w.now, rate: 0.98 + w.rng.Float64()*0.04}
 	n.saw = len(w.jumps)
 	jitter := rand.New(rand.NewPCG(w.seed, uint64(w.now)+uint64(n.index)))
-	e, err := engine.New(w.ctx, engine.Config{Store: w.store, Log: quiet(), IDs: w.idSource(), LeaseTTL: ttl,
+	e, err := engine.New(w.ctx, engine.Config{
+		Store: w.store, Log: quiet(), IDs: w.idSource(), LeaseTTL: ttl,
 		Jitter:    jitter.Float64,
 		Monotonic: func() time.Duration { return time.Duration(n.clock.read(w.now)) * time.Microsecond },
-		EvalIf:    evalIf, Gather: n.gather})
+		EvalIf:    evalIf, Gather: n.gather,
+	})
 	if err != nil {
 		return err
 	}

@@ -172,7 +172,8 @@ var tablesOnce = sync.OnceValue(func() map[string]*table {
 		tRetry: {what: "retry", required: []string{"max", "on"}, keys: []keySpec{
 			{"max", "Further attempts, at most 10.", schema{"type": "integer", "minimum": 0, "maximum": maxRetry}},
 			{"on", "Causes that allow one: runner_lost, runner_shutdown, prepare, timeout, {exit: [codes]}.", sOneOrMoreOf(schema{"anyOf": []any{
-				schema{"enum": []any{"runner_lost", "runner_shutdown", "prepare", "timeout"}}, sRef(tExit)}})},
+				schema{"enum": []any{"runner_lost", "runner_shutdown", "prepare", "timeout"}}, sRef(tExit),
+			}})},
 		}},
 		tExit: {what: "an exit cause", required: []string{"exit"}, keys: []keySpec{
 			{"exit", "Exit codes from 1 to 255.", sOneOrMoreOf(schema{"type": "integer", "minimum": 1, "maximum": 255})},

@@ -171,8 +171,18 @@ func ranges(t *testing.T, s Subject) {
 	data := Bytes(1000, "ranges")
 	put(t, s.Store, "r/x", data)
 	for _, c := range []struct{ offset, length, end int64 }{
-		{0, -1, 1000}, {0, 1000, 1000}, {0, 1, 1}, {0, 0, 0}, {1, 10, 11}, {999, 1, 1000}, {999, -1, 1000},
-		{999, 5, 1000}, {1000, -1, 1000}, {1000, 7, 1000}, {500, 5000, 1000}, {500, 0, 500},
+		{0, -1, 1000},
+		{0, 1000, 1000},
+		{0, 1, 1},
+		{0, 0, 0},
+		{1, 10, 11},
+		{999, 1, 1000},
+		{999, -1, 1000},
+		{999, 5, 1000},
+		{1000, -1, 1000},
+		{1000, 7, 1000},
+		{500, 5000, 1000},
+		{500, 0, 500},
 	} {
 		if got := read(t, s.Store, "r/x", c.offset, c.length); !bytes.Equal(got, data[c.offset:c.end]) {
 			t.Errorf("Open(%d, %d) gives %d bytes, want those up to %d", c.offset, c.length, len(got), c.end)

@@ -89,8 +89,10 @@ func decodeBytes[T any](b []byte, strict bool) (v T, err error) {
 // when strict, keys that come twice, of which one would silently be ignored.
 func inspect(d *json.Decoder, at []string, strict bool) error {
 	wrong := func(at []string, detail string) error {
-		return &ci.Error{Kind: ci.ErrInvalid, Detail: "the body has a field that cannot be accepted",
-			Fields: []ci.FieldError{{Pointer: pointer(at), Detail: detail}}}
+		return &ci.Error{
+			Kind: ci.ErrInvalid, Detail: "the body has a field that cannot be accepted",
+			Fields: []ci.FieldError{{Pointer: pointer(at), Detail: detail}},
+		}
 	}
 	const nul = "holds a NUL (\\u0000): text cannot have one"
 	t, err := d.Token()

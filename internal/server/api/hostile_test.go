@@ -167,8 +167,10 @@ func TestBodiesOfWrongShapesAreRefusedInWordsOfJSON(t *testing.T) {
 		"not UTF-8":       "{\"a\":\"\xff\"}", "byte order mark": "\xef\xbb\xbf{}", "binary": "\x00\x01", "gzip": "\x1f\x8b\x08",
 		"single quotes": "{'a':1}", "comment": "{/**/}",
 	}
-	for _, k := range []string{"request_id", "protocol", "slots", "name", "failed", "jobs", "inputs", "offer", "steps", "evidence", "leases",
-		"terminated", "size", "parts", "session", "wait", "at", "public_key", "key"} {
+	for _, k := range []string{
+		"request_id", "protocol", "slots", "name", "failed", "jobs", "inputs", "offer", "steps", "evidence", "leases",
+		"terminated", "size", "parts", "session", "wait", "at", "public_key", "key",
+	} {
 		for i, v := range []string{`{"a":[]}`, `[[]]`, `1e999999`, `-1e30`, `123456789012345678901234567890`, `1.5`, `"\ud800"`, `[null,{}]`} {
 			shapes[fmt.Sprint(k, i)] = fmt.Sprintf(`{%q:%s}`, k, v)
 		}

@@ -75,9 +75,11 @@ func newStage(t *testing.T, url string, routes func(*API) []Route) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.engine, err = engine.New(s.ctx, engine.Config{Store: s.store, Log: log, LeaseTTL: matrixTTL,
+	s.engine, err = engine.New(s.ctx, engine.Config{
+		Store: s.store, Log: log, LeaseTTL: matrixTTL,
 		Monotonic: func() time.Duration { return time.Duration(s.mono.Load()) * time.Microsecond },
-		EvalIf:    func(string, engine.Condition) (bool, error) { return true, nil }})
+		EvalIf:    func(string, engine.Condition) (bool, error) { return true, nil },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +90,10 @@ func newStage(t *testing.T, url string, routes func(*API) []Route) *stage {
 	go func() { defer close(stopped); _ = lg.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-stopped })
 	af := artifact.New(artifact.Config{Store: s.store, Blob: blobs, Log: log})
-	s.api = New(Config{Engine: s.engine, Auth: people, Store: s.store, Blob: blobs, Logs: lg, Artifacts: af,
-		Reader: reader.New(s.store, s.engine, af), Log: log, TempDir: t.TempDir(), Ready: s.store.Ping})
+	s.api = New(Config{
+		Engine: s.engine, Auth: people, Store: s.store, Blob: blobs, Logs: lg, Artifacts: af,
+		Reader: reader.New(s.store, s.engine, af), Log: log, TempDir: t.TempDir(), Ready: s.store.Ping,
+	})
 	mux := http.NewServeMux()
 	for _, r := range routes(s.api) {
 		mux.Handle(r.Pattern, s.api.serve(r))
@@ -147,8 +151,10 @@ func (s *stage) runner(name string, org ci.OrgID) {
 	id, err := s.engine.Register(s.ctx, org, "test", nil, protocol.Register{Name: name, PublicKey: []byte(strings.Repeat(name, 32))}, auth.Hash(token))
 	s.must(err)
 	s.tokens[name], s.ids[name] = token, engine.Identity{Runner: id, Org: org}
-	opened, err := s.engine.OpenSession(s.ctx, s.ids[name], protocol.OpenSession{RequestID: "1", Protocol: 1, Slots: 4,
-		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}}})
+	opened, err := s.engine.OpenSession(s.ctx, s.ids[name], protocol.OpenSession{
+		RequestID: "1", Protocol: 1, Slots: 4,
+		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}},
+	})
 	s.must(err)
 	s.sessions[name] = opened.Session
 }
@@ -161,8 +167,10 @@ func (s *stage) submit(org ci.OrgID, names ...string) ci.RunID {
 	}))
 	plan := ci.Plan{Workflow: "w", Path: ".forgeci.yaml"}
 	for _, n := range names {
-		plan.Jobs = append(plan.Jobs, ci.JobSpec{Name: n, Key: n, Steps: []ci.StepSpec{{Name: "s", Run: "true"}}, Timeout: ci.DefaultJobTimeout,
-			Publish: []ci.ArtifactPublish{{Name: "out", Paths: []string{"out"}, Optional: true}, {Name: "more", Paths: []string{"more"}, Optional: true}}})
+		plan.Jobs = append(plan.Jobs, ci.JobSpec{
+			Name: n, Key: n, Steps: []ci.StepSpec{{Name: "s", Run: "true"}}, Timeout: ci.DefaultJobTimeout,
+			Publish: []ci.ArtifactPublish{{Name: "out", Paths: []string{"out"}, Optional: true}, {Name: "more", Paths: []string{"more"}, Optional: true}},
+		})
 	}
 	id, err := s.engine.Submit(s.ctx, engine.Submission{Org: org, Repo: repo.ID, Actor: "test", Plan: plan, Source: matrixDigest, Trust: ci.TrustTrusted, Event: "manual"})
 	s.must(err)
@@ -222,23 +230,31 @@ func matrixRows(s *stage) map[string]func(ci.LeaseRef) matrixRequest {
 		},
 		protocol.RoutePhase: func(l ci.LeaseRef) matrixRequest {
 			m, p := at(protocol.RoutePhase)
-			return jsonRequest(m, p, protocol.SetPhase{RequestID: "x", Phase: ci.PhaseFinalising,
-				Steps: []protocol.StepUpdate{{Index: 0, Name: "s", State: ci.StateRunning}}}, l)
+			return jsonRequest(m, p, protocol.SetPhase{
+				RequestID: "x", Phase: ci.PhaseFinalising,
+				Steps: []protocol.StepUpdate{{Index: 0, Name: "s", State: ci.StateRunning}},
+			}, l)
 		},
 		protocol.RouteAppendLog: func(l ci.LeaseRef) matrixRequest {
 			m, p := at(protocol.RouteAppendLog)
-			return matrixRequest{method: m, path: p, media: protocol.MediaBytes, lease: &l,
-				body: protocol.AppendChunk(nil, protocol.Chunk{Step: 0, Stream: protocol.Stdout, Sequence: 1, Data: []byte("stale\n")})}
+			return matrixRequest{
+				method: m, path: p, media: protocol.MediaBytes, lease: &l,
+				body: protocol.AppendChunk(nil, protocol.Chunk{Step: 0, Stream: protocol.Stdout, Sequence: 1, Data: []byte("stale\n")}),
+			}
 		},
 		protocol.RouteComplete: func(l ci.LeaseRef) matrixRequest {
 			m, p := at(protocol.RouteComplete)
-			return jsonRequest(m, p, protocol.Complete{RequestID: "x", Conclusion: ci.ConclusionSuccess, SourceDigest: matrixDigest,
-				Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}, l)
+			return jsonRequest(m, p, protocol.Complete{
+				RequestID: "x", Conclusion: ci.ConclusionSuccess, SourceDigest: matrixDigest,
+				Evidence: protocol.Evidence{Terminated: true, How: "cgroup"},
+			}, l)
 		},
 		protocol.RouteHandOver: func(l ci.LeaseRef) matrixRequest {
 			m, p := at(protocol.RouteHandOver)
-			return jsonRequest(m, p, protocol.HandOver{RequestID: "x", Reason: ci.ReasonRunnerShutdown,
-				Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}, l)
+			return jsonRequest(m, p, protocol.HandOver{
+				RequestID: "x", Reason: ci.ReasonRunnerShutdown,
+				Evidence: protocol.Evidence{Terminated: true, How: "cgroup"},
+			}, l)
 		},
 		protocol.RouteFetchSource: func(l ci.LeaseRef) matrixRequest {
 			m, p := at(protocol.RouteFetchSource)
@@ -331,8 +347,10 @@ func ways() []way {
 func (s *stage) end(ref ci.LeaseRef) {
 	h, err := s.engine.Hold(s.ctx, s.ids["a"], ref, "test", engine.ActiveOnly)
 	s.must(err)
-	_, err = s.engine.Complete(s.ctx, h, protocol.Complete{RequestID: "end", Conclusion: ci.ConclusionSuccess, SourceDigest: matrixDigest,
-		Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}})
+	_, err = s.engine.Complete(s.ctx, h, protocol.Complete{
+		RequestID: "end", Conclusion: ci.ConclusionSuccess, SourceDigest: matrixDigest,
+		Evidence: protocol.Evidence{Terminated: true, How: "cgroup"},
+	})
 	s.must(err)
 }
 

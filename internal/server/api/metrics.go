@@ -16,8 +16,10 @@ import (
 func (a *API) metrics(w http.ResponseWriter, r *http.Request, _ caller) error {
 	reg := prometheus.NewRegistry()
 	jobs := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "forgeci_jobs", Help: "Unfinished jobs by state."}, []string{"state"})
-	rejected := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "forgeci_stale_result_rejected_total",
-		Help: "Lease calls that were refused, by route and reason."}, []string{"route", "reason"})
+	rejected := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "forgeci_stale_result_rejected_total",
+		Help: "Lease calls that were refused, by route and reason.",
+	}, []string{"route", "reason"})
 	runners := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forgeci_sessions_present", Help: "Runner sessions that are present."})
 	reg.MustRegister(jobs, rejected, runners)
 	err := a.Store.Read(r.Context(), func(tx *store.Tx) error {

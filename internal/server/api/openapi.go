@@ -18,19 +18,25 @@ func (a *API) OpenAPI() *huma.OpenAPI {
 	reg := huma.NewMapRegistry("#/components/schemas/", schemaName)
 	doc := &huma.OpenAPI{
 		OpenAPI: "3.1.0",
-		Info: &huma.Info{Title: "ForgeCI", Version: a.Version,
-			Description: "Errors are application/problem+json. Calls that change something may be repeated after a lost reply as their description says."},
+		Info: &huma.Info{
+			Title: "ForgeCI", Version: a.Version,
+			Description: "Errors are application/problem+json. Calls that change something may be repeated after a lost reply as their description says.",
+		},
 		Components: &huma.Components{Schemas: reg, SecuritySchemes: map[string]*huma.SecurityScheme{
-			"bearer": {Type: "http", Scheme: "bearer"}}},
+			"bearer": {Type: "http", Scheme: "bearer"},
+		}},
 		Paths: map[string]*huma.PathItem{},
 	}
 	problem := reg.Schema(reflect.TypeFor[protocol.Problem](), true, "Problem")
 	wildcard := regexp.MustCompile(`\{([a-z_]+)\}`)
 	for _, r := range a.Routes() {
 		method, path, _ := strings.Cut(r.Pattern, " ")
-		op := &huma.Operation{Method: method, Path: path, Summary: r.Summary, OperationID: operationName(method, path),
+		op := &huma.Operation{
+			Method: method, Path: path, Summary: r.Summary, OperationID: operationName(method, path),
 			Responses: map[string]*huma.Response{
-				"default": {Description: "error", Content: map[string]*huma.MediaType{protocol.MediaProblem: {Schema: problem}}}}}
+				"default": {Description: "error", Content: map[string]*huma.MediaType{protocol.MediaProblem: {Schema: problem}}},
+			},
+		}
 		for _, m := range wildcard.FindAllStringSubmatch(path, -1) {
 			op.Parameters = append(op.Parameters, &huma.Param{Name: m[1], In: "path", Required: true, Schema: &huma.Schema{Type: "string"}})
 		}
@@ -39,13 +45,16 @@ func (a *API) OpenAPI() *huma.OpenAPI {
 			op.Description = "Credential: " + string(r.Credential) + "."
 		}
 		if r.Lease == LeaseActive || r.Lease == LeaseCancelling {
-			op.Parameters = append(op.Parameters, &huma.Param{Name: protocol.HeaderLease, In: "header", Required: true,
-				Schema: &huma.Schema{Type: "string"}, Description: "run/job/runner/session/lease/epoch"})
+			op.Parameters = append(op.Parameters, &huma.Param{
+				Name: protocol.HeaderLease, In: "header", Required: true,
+				Schema: &huma.Schema{Type: "string"}, Description: "run/job/runner/session/lease/epoch",
+			})
 		}
 		if r.In != nil {
 			t := reflect.TypeOf(r.In)
 			op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
-				protocol.MediaJSON: {Schema: reg.Schema(t, true, t.Name())}}}
+				protocol.MediaJSON: {Schema: reg.Schema(t, true, t.Name())},
+			}}
 		}
 		ok := &huma.Response{Description: "success"}
 		if r.Out != nil {

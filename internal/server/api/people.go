@@ -119,8 +119,10 @@ func (a *API) createRun(w http.ResponseWriter, r *http.Request, c caller) error 
 	case req.WorkflowPath == "":
 		return &ci.Error{Kind: ci.ErrInvalid, Detail: "workflow_path is needed", Fields: []ci.FieldError{{Pointer: "/workflow_path", Detail: "is empty"}}}
 	case req.Snapshot == "":
-		return &ci.Error{Kind: ci.ErrInvalid, Detail: "snapshot is needed: upload the source first; this server cannot fetch commits",
-			Fields: []ci.FieldError{{Pointer: "/snapshot", Detail: "is empty"}}}
+		return &ci.Error{
+			Kind: ci.ErrInvalid, Detail: "snapshot is needed: upload the source first; this server cannot fetch commits",
+			Fields: []ci.FieldError{{Pointer: "/snapshot", Detail: "is empty"}},
+		}
 	}
 	key, err := idempotencyKey(r)
 	if err != nil {
@@ -130,9 +132,11 @@ func (a *API) createRun(w http.ResponseWriter, r *http.Request, c caller) error 
 	if err != nil {
 		return err
 	}
-	id, err := a.Engine.Submit(ctx, engine.Submission{Org: c.viewer.Org, Repo: repo.ID, Actor: c.viewer.Actor, Plan: plan,
+	id, err := a.Engine.Submit(ctx, engine.Submission{
+		Org: c.viewer.Org, Repo: repo.ID, Actor: c.viewer.Actor, Plan: plan,
 		Source: req.Snapshot, Trust: ci.TrustTrusted, Event: "manual", CommitSHA: req.CommitSHA, Ref: req.Ref, Message: req.Message,
-		Author: req.Author, Dirty: req.Dirty, IdempotencyKey: key, RequestDigest: engine.Digest(req)})
+		Author: req.Author, Dirty: req.Dirty, IdempotencyKey: key, RequestDigest: engine.Digest(req),
+	})
 	if err != nil {
 		return err
 	}
@@ -152,8 +156,10 @@ func (a *API) listRuns(w http.ResponseWriter, r *http.Request, c caller) error {
 	if conclusion != "" && !slices.Contains(conclusions(), conclusion) {
 		return ci.Errorf(ci.ErrInvalid, "?conclusion=%s: one of %s is expected", clip(string(conclusion), 40), words(conclusions()))
 	}
-	page, err := a.Reader.Runs(r.Context(), c.viewer, reader.RunFilter{Repo: q.Get("repo"), State: state,
-		Conclusion: conclusion, Commit: q.Get("commit"), After: q.Get("after"), Limit: int(limit)})
+	page, err := a.Reader.Runs(r.Context(), c.viewer, reader.RunFilter{
+		Repo: q.Get("repo"), State: state,
+		Conclusion: conclusion, Commit: q.Get("commit"), After: q.Get("after"), Limit: int(limit),
+	})
 	if err != nil {
 		return err
 	}
@@ -165,8 +171,10 @@ func states() []ci.State {
 }
 
 func conclusions() []ci.Conclusion {
-	return []ci.Conclusion{ci.ConclusionSuccess, ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionCancelled,
-		ci.ConclusionAborted, ci.ConclusionSkipped, ci.ConclusionCached}
+	return []ci.Conclusion{
+		ci.ConclusionSuccess, ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionCancelled,
+		ci.ConclusionAborted, ci.ConclusionSkipped, ci.ConclusionCached,
+	}
 }
 
 // words lists what may be given, for an error.
@@ -213,8 +221,10 @@ func (a *API) retryRun(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err != nil {
 		return err
 	}
-	id, err := a.Engine.Retry(r.Context(), engine.RetryRequest{Org: c.viewer.Org, Actor: c.viewer.Actor, Run: runID(r), Failed: req.Failed,
-		IdempotencyKey: key, RequestDigest: engine.Digest([]any{runID(r), req})})
+	id, err := a.Engine.Retry(r.Context(), engine.RetryRequest{
+		Org: c.viewer.Org, Actor: c.viewer.Actor, Run: runID(r), Failed: req.Failed,
+		IdempotencyKey: key, RequestDigest: engine.Digest([]any{runID(r), req}),
+	})
 	if err != nil {
 		return err
 	}

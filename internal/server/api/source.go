@@ -92,8 +92,10 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 		return ci.Errorf(ci.ErrDigest, "the snapshot's manifest has digest %s, the address says %s", digest, clip(want, 80))
 	}
 	blobSum := [32]byte(sum.Sum(nil))
-	src := store.Source{Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size,
-		BlobKey: "sources/" + string(c.viewer.Org) + "/" + hex.EncodeToString(blobSum[:])}
+	src := store.Source{
+		Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size,
+		BlobKey: "sources/" + string(c.viewer.Org) + "/" + hex.EncodeToString(blobSum[:]),
+	}
 	for _, e := range manifest {
 		src.Files++
 		src.Bytes += e.Size

@@ -262,8 +262,13 @@ func TestASessionBelongsToItsAttempt(t *testing.T) {
 		if _, err := w.svc.Stat(ctx, w.viewer, id); !errors.Is(err, ci.ErrNotFound) {
 			t.Errorf("an unsealed artifact is shown: %v", err)
 		}
-		for _, bad := range [][]protocol.ArtifactPart{nil, {{Number: 0, Size: 1, Digest: digestOf(content)}},
-			{{Number: 2, Size: 1, Digest: digestOf(content)}}, {{Number: 1, Size: 2, Digest: digestOf(content)}}, append(one(content), one(content)...)} {
+		for _, bad := range [][]protocol.ArtifactPart{
+			nil,
+			{{Number: 0, Size: 1, Digest: digestOf(content)}},
+			{{Number: 2, Size: 1, Digest: digestOf(content)}},
+			{{Number: 1, Size: 2, Digest: digestOf(content)}},
+			append(one(content), one(content)...),
+		} {
 			nid := w.upload2(next, content)
 			if _, err := w.svc.Sign(ctx, w.held(next), nid, bad); !errors.Is(err, ci.ErrInvalid) {
 				t.Errorf("parts %+v: %v", bad, err)
@@ -422,7 +427,8 @@ func TestCase_S49_ATrustedRunDoesNotEatWhatAnUntrustedOneMade(t *testing.T) {
 		ctx := t.Context()
 		ref := w.job("app")
 		in := store.ArtifactSession{RequestID: "r", Upload: "{}", PartSize: 8 << 20, Trust: ci.TrustUntrusted, Artifact: store.Artifact{
-			ID: "art_untrusted", Org: w.Org, Run: ref.Run, Job: ref.Job, Epoch: ref.Epoch, Name: "app", BlobKey: "artifacts/x", Size: 1, Digest: "d", Files: 1}}
+			ID: "art_untrusted", Org: w.Org, Run: ref.Run, Job: ref.Job, Epoch: ref.Epoch, Name: "app", BlobKey: "artifacts/x", Size: 1, Digest: "d", Files: 1,
+		}}
 		consumer := ci.JobSpec{Name: "deploy", Restore: []ci.ArtifactRestore{{FromJob: "build", Name: "app"}}}
 		run, jobs := w.Run(ci.JobSpec{Name: "build"}, consumer)
 		w.Write(func(ctx context.Context, tx *store.Tx) error {

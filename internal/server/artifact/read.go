@@ -182,7 +182,9 @@ func over(a store.Artifact, now int64) bool {
 
 func document(a store.ArtifactSeen, now int64) protocol.Artifact {
 	expires := time.UnixMicro(a.ExpiresUS).UTC()
-	return protocol.Artifact{ID: a.ID, Run: a.Run, Job: a.Job, JobName: a.JobName, Epoch: a.Epoch, Name: a.Name, Size: a.Size,
+	return protocol.Artifact{
+		ID: a.ID, Run: a.Run, Job: a.Job, JobName: a.JobName, Epoch: a.Epoch, Name: a.Name, Size: a.Size,
 		Digest: a.Digest, Files: int(a.Files), Bytes: a.Bytes, Bound: a.Bound > 0, CreatedAt: time.UnixMicro(a.CreatedUS).UTC(),
-		ExpiresAt: &expires, Expired: over(a.Artifact, now)}
+		ExpiresAt: &expires, Expired: over(a.Artifact, now),
+	}
 }

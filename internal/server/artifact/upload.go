@@ -64,9 +64,13 @@ func (s *Service) Begin(ctx context.Context, held engine.Held, in protocol.NewAr
 	if err != nil {
 		return none, err
 	}
-	fresh := store.ArtifactSession{RequestID: in.RequestID, RequestDigest: bodyDigest, Upload: string(text), PartSize: blob.PartSize(in.Size),
-		Trust: run.Trust, Artifact: store.Artifact{ID: id, Org: held.Org(), Run: ref.Run, Job: ref.Job, Epoch: ref.Epoch, Name: in.Name,
-			BlobKey: key, Size: in.Size, Digest: in.Digest, Files: int64(in.Files), Bytes: in.Bytes}}
+	fresh := store.ArtifactSession{
+		RequestID: in.RequestID, RequestDigest: bodyDigest, Upload: string(text), PartSize: blob.PartSize(in.Size),
+		Trust: run.Trust, Artifact: store.Artifact{
+			ID: id, Org: held.Org(), Run: ref.Run, Job: ref.Job, Epoch: ref.Epoch, Name: in.Name,
+			BlobKey: key, Size: in.Size, Digest: in.Digest, Files: int64(in.Files), Bytes: in.Bytes,
+		},
+	}
 	inserted := false
 	err = s.fenced(ctx, ref, func(tx *store.Tx, now int64) (bool, error) {
 		inserted, err = tx.InsertArtifact(ctx, ref, fresh, now)

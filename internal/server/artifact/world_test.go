@@ -82,8 +82,10 @@ func newWorld(t testing.TB, sw *storetest.World) *world {
 	}))
 	w := &world{World: sw, t: t, blob: dir, http: httptest.NewServer(mux), viewer: auth.Viewer{Org: sw.Org}}
 	t.Cleanup(w.http.Close)
-	w.guard, err = engine.New(t.Context(), engine.Config{Store: sw.Store, Log: sw.Log,
-		Monotonic: func() time.Duration { return time.Duration(sw.Now()) * time.Microsecond }})
+	w.guard, err = engine.New(t.Context(), engine.Config{
+		Store: sw.Store, Log: sw.Log,
+		Monotonic: func() time.Duration { return time.Duration(sw.Now()) * time.Microsecond },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,8 +56,10 @@ func Results(needs []Need) map[string]Result {
 }
 
 func worse(a, b ci.Conclusion) ci.Conclusion {
-	order := []ci.Conclusion{ci.ConclusionSkipped, ci.ConclusionCached, ci.ConclusionSuccess, ci.ConclusionCancelled,
-		ci.ConclusionAborted, ci.ConclusionTimedOut, ci.ConclusionFailed}
+	order := []ci.Conclusion{
+		ci.ConclusionSkipped, ci.ConclusionCached, ci.ConclusionSuccess, ci.ConclusionCancelled,
+		ci.ConclusionAborted, ci.ConclusionTimedOut, ci.ConclusionFailed,
+	}
 	return order[max(slices.Index(order, a), slices.Index(order, b))]
 }
 

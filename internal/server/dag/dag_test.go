@@ -21,11 +21,16 @@ func TestAJobWithoutAConditionNeedsItsDirectNeeds(t *testing.T) {
 		allow      bool
 		ready      bool
 	}{
-		{ci.ConclusionSuccess, false, true}, {ci.ConclusionCached, false, true},
-		{ci.ConclusionFailed, false, false}, {ci.ConclusionFailed, true, true},
-		{ci.ConclusionTimedOut, false, false}, {ci.ConclusionTimedOut, true, true},
-		{ci.ConclusionSkipped, false, false}, {ci.ConclusionSkipped, true, false},
-		{ci.ConclusionCancelled, true, false}, {ci.ConclusionAborted, false, false},
+		{ci.ConclusionSuccess, false, true},
+		{ci.ConclusionCached, false, true},
+		{ci.ConclusionFailed, false, false},
+		{ci.ConclusionFailed, true, true},
+		{ci.ConclusionTimedOut, false, false},
+		{ci.ConclusionTimedOut, true, true},
+		{ci.ConclusionSkipped, false, false},
+		{ci.ConclusionSkipped, true, false},
+		{ci.ConclusionCancelled, true, false},
+		{ci.ConclusionAborted, false, false},
 		{ci.ConclusionAborted, true, false}, // uncertain is never allowed
 	} {
 		got := dag.Decide("", []dag.Need{{Key: "a", Name: "a", Conclusion: c.conclusion, AllowFailure: c.allow}}, never)
@@ -60,7 +65,8 @@ func TestTheLegsOfAMatrixAreOneResult(t *testing.T) {
 	r := dag.Results([]dag.Need{
 		{Key: "m", Conclusion: ci.ConclusionSuccess, Outputs: map[string]string{"x": "1", "y": "a"}},
 		{Key: "m", Conclusion: ci.ConclusionSkipped, Outputs: map[string]string{"x": "2"}},
-		{Key: "n", Conclusion: ci.ConclusionSkipped}, {Key: "n", Conclusion: ci.ConclusionSkipped},
+		{Key: "n", Conclusion: ci.ConclusionSkipped},
+		{Key: "n", Conclusion: ci.ConclusionSkipped},
 	})
 	if m := r["m"]; m.Conclusion != ci.ConclusionSuccess || m.Satisfied || m.Outputs["x"] != "2" || m.Outputs["y"] != "a" {
 		t.Errorf("m: %+v", m)

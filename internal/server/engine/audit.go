@@ -34,8 +34,10 @@ func AuditHash(previous string, a store.Audit) string {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
 		b = append(b, s...)
 	}
-	for _, s := range []string{previous, string(a.Org), itoa(a.Seq), itoa(a.AtUS), a.Actor, a.Action, string(a.Run),
-		string(a.Job), itoa(a.Epoch), a.Object, a.Detail} {
+	for _, s := range []string{
+		previous, string(a.Org), itoa(a.Seq), itoa(a.AtUS), a.Actor, a.Action, string(a.Run),
+		string(a.Job), itoa(a.Epoch), a.Object, a.Detail,
+	} {
 		add(s)
 	}
 	sum := sha256.Sum256(b)

@@ -116,11 +116,15 @@ func (b *board) advance(ctx context.Context, changed []*store.Job) error {
 			run.StartedUS = b.now
 		}
 		if run.JobsLeft == 0 {
-			run.Conclusion, run.Reason = dag.Conclude(dag.Tally{Failed: run.Failed, TimedOut: run.TimedOut, Infra: run.Infra,
-				Cancelled: run.State == ci.StateCancelling})
+			run.Conclusion, run.Reason = dag.Conclude(dag.Tally{
+				Failed: run.Failed, TimedOut: run.TimedOut, Infra: run.Infra,
+				Cancelled: run.State == ci.StateCancelling,
+			})
 			run.State, run.FinishedUS = ci.StateFinished, b.now
-			b.t.record(store.Audit{Org: run.Org, Actor: actorServer, Action: "run_finished", Run: run.ID,
-				Detail: string(run.Conclusion) + " " + string(run.Reason)})
+			b.t.record(store.Audit{
+				Org: run.Org, Actor: actorServer, Action: "run_finished", Run: run.ID,
+				Detail: string(run.Conclusion) + " " + string(run.Reason),
+			})
 			b.t.say("run finished", "run", run.ID, "conclusion", run.Conclusion, "reason", run.Reason)
 		}
 		runs = append(runs, run)

@@ -132,8 +132,10 @@ func (t *txn) settleTerminated(ctx context.Context, keys []store.AttemptKey, evi
 		if err := t.SetEvidence(ctx, store.AttemptKey{Job: a.Job, Epoch: a.Epoch}, evidence); err != nil {
 			return err
 		}
-		t.record(store.Audit{Org: a.Org, Actor: actor, Action: "terminated", Run: a.Run, Job: a.Job, Epoch: a.Epoch,
-			Object: string(a.Lease), Detail: evidence})
+		t.record(store.Audit{
+			Org: a.Org, Actor: actor, Action: "terminated", Run: a.Run, Job: a.Job, Epoch: a.Epoch,
+			Object: string(a.Lease), Detail: evidence,
+		})
 		if a.State == ci.StateCancelling {
 			runs = append(runs, a.Run)
 			jobs = append(jobs, a.Job)

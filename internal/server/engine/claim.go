@@ -55,8 +55,10 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	}
 	defer e.fleet.polling(session.ID, -1)
 	if e.fleet.polling(session.ID, 1) > pollsMost {
-		return nil, &ci.Error{Kind: ci.ErrRateLimited, RetryAfter: time.Second,
-			Detail: fmt.Sprintf("the session has more than %d open polls: wait for their answers", pollsMost)}
+		return nil, &ci.Error{
+			Kind: ci.ErrRateLimited, RetryAfter: time.Second,
+			Detail: fmt.Sprintf("the session has more than %d open polls: wait for their answers", pollsMost),
+		}
 	}
 	p, stop := e.hub.listen(who.Org, session.Offer)
 	defer stop()
@@ -345,8 +347,10 @@ func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []
 		op.lease = &ref
 		t.e.fleet.claimed(h.VFT)
 		t.changedRun(j.Org, j.Run)
-		t.record(store.Audit{Org: j.Org, Actor: string(s.Runner), Action: "claimed", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
-			Object: string(ref.Lease), Detail: "by " + s.RunnerName})
+		t.record(store.Audit{
+			Org: j.Org, Actor: string(s.Runner), Action: "claimed", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
+			Object: string(ref.Lease), Detail: "by " + s.RunnerName,
+		})
 		t.say("job claimed", "job", j.ID, "run", j.Run, "epoch", j.Epoch, "runner", s.Runner)
 	}
 	if len(attempts) == 0 {
@@ -398,9 +402,11 @@ func (e *Engine) ticket(ctx context.Context, ref ci.LeaseRef) (*protocol.Ticket,
 		}
 		t.OperationID = job.OperationID
 		t.Source = protocol.Source{Digest: src.Digest, Blob: src.BlobDigest, Size: src.Size}
-		t.Run = protocol.RunInfo{Number: run.Number, Repo: repo.Name, Workflow: run.Workflow, Path: run.Path, Event: run.Event,
+		t.Run = protocol.RunInfo{
+			Number: run.Number, Repo: repo.Name, Workflow: run.Workflow, Path: run.Path, Event: run.Event,
 			CommitSHA: run.CommitSHA, Ref: run.Ref, Message: run.Message, Author: run.Author, ParentRun: run.Parent,
-			Trust: run.Trust, Inputs: plan.Inputs, URL: e.RunURL(run.ID)}
+			Trust: run.Trust, Inputs: plan.Inputs, URL: e.RunURL(run.ID),
+		}
 		needs, err := tx.NeedsOf(ctx, []ci.JobID{ref.Job})
 		if err != nil {
 			return err
@@ -452,8 +458,10 @@ func restores(ctx context.Context, tx *store.Tx, run ci.RunID, spec ci.JobSpec) 
 			}
 			for _, b := range bindings {
 				if b.Job == j.ID && b.Name == want.Name {
-					out = append(out, protocol.RestoreArtifact{ID: b.Artifact.ID, Name: want.Name, Path: want.Path,
-						Digest: b.Artifact.Digest, Size: b.Artifact.Size})
+					out = append(out, protocol.RestoreArtifact{
+						ID: b.Artifact.ID, Name: want.Name, Path: want.Path,
+						Digest: b.Artifact.Digest, Size: b.Artifact.Size,
+					})
 				}
 			}
 		}

@@ -54,8 +54,10 @@ func (t *txn) applyEndings(ctx context.Context, b *board, endings []*ending) err
 			bindings = append(bindings, store.NewBinding{Run: en.job.Run, Job: en.job.ID, Name: a.Name, Artifact: a.ID, Org: en.job.Org})
 		}
 		logs = append(logs, store.LogEnd{Job: en.lease.Job, Epoch: en.lease.Epoch, Org: en.lease.Org, Streams: en.streams})
-		t.record(store.Audit{Org: en.lease.Org, Actor: en.actor, Action: "attempt_ended", Run: en.lease.Run, Job: en.lease.Job,
-			Epoch: en.lease.Epoch, Object: string(en.lease.ID), Detail: explainOutcome(en)})
+		t.record(store.Audit{
+			Org: en.lease.Org, Actor: en.actor, Action: "attempt_ended", Run: en.lease.Run, Job: en.lease.Job,
+			Epoch: en.lease.Epoch, Object: string(en.lease.ID), Detail: explainOutcome(en),
+		})
 		t.say("attempt ended", "job", en.lease.Job, "run", en.lease.Run, "epoch", en.lease.Epoch, "runner", en.lease.Runner,
 			"conclusion", en.conclusion, "reason", en.reason, "state", en.job.State)
 	}
@@ -146,15 +148,19 @@ func (t *txn) concludeJob(b *board, en *ending) {
 		due := b.now + policy.Backoff(int(j.Epoch), t.e.Jitter()).Microseconds()
 		j.Detail = en.outcome.Detail
 		t.makeReady(j, due)
-		t.record(store.Audit{Org: j.Org, Actor: actorServer, Action: "requeued", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
-			Detail: en.outcome.Detail + "; next attempt in " + time.Duration((due-b.now)*1000).Round(time.Millisecond).String()})
+		t.record(store.Audit{
+			Org: j.Org, Actor: actorServer, Action: "requeued", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
+			Detail: en.outcome.Detail + "; next attempt in " + time.Duration((due-b.now)*1000).Round(time.Millisecond).String(),
+		})
 	case policy.Abort:
 		b.conclude(j, ci.ConclusionAborted, en.outcome.Reason, en.outcome.Detail)
 	case policy.DeadLetter:
 		j.DeadUS = b.now
 		b.conclude(j, ci.ConclusionFailed, en.outcome.Reason, en.outcome.Detail)
-		t.record(store.Audit{Org: j.Org, Actor: actorServer, Action: "dead_letter", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
-			Detail: en.outcome.Detail})
+		t.record(store.Audit{
+			Org: j.Org, Actor: actorServer, Action: "dead_letter", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
+			Detail: en.outcome.Detail,
+		})
 	}
 }
 
@@ -162,9 +168,11 @@ func (t *txn) concludeJob(b *board, en *ending) {
 func endedAttempts(b *board, endings []*ending) ([]store.Attempt, error) {
 	out := make([]store.Attempt, 0, len(endings))
 	for _, en := range endings {
-		a := store.Attempt{Job: en.lease.Job, Epoch: en.lease.Epoch, State: ci.StateFinished, Conclusion: en.conclusion,
+		a := store.Attempt{
+			Job: en.lease.Job, Epoch: en.lease.Epoch, State: ci.StateFinished, Conclusion: en.conclusion,
 			Reason: en.reason, Detail: clip(en.detail, 4096), Evidence: en.evidence, ExitCode: en.exit, EndedUS: b.now,
-			EndRequest: en.request, EndDigest: en.digest}
+			EndRequest: en.request, EndDigest: en.digest,
+		}
 		if en.winner {
 			a.Winner = 1
 		}
@@ -187,8 +195,10 @@ func endedAttempts(b *board, endings []*ending) ([]store.Attempt, error) {
 func stepRows(ref ci.LeaseRef, steps []protocol.StepUpdate) []store.StepOf {
 	out := make([]store.StepOf, 0, len(steps))
 	for _, s := range steps {
-		row := store.StepOf{Ref: ref, Step: store.Step{Index: int64(s.Index), Name: clip(s.Name, 512), State: s.State,
-			Conclusion: s.Conclusion, Reason: s.Reason, Signal: clip(s.Signal, 32), DurationUS: max(s.Duration.Std().Microseconds(), 0)}}
+		row := store.StepOf{Ref: ref, Step: store.Step{
+			Index: int64(s.Index), Name: clip(s.Name, 512), State: s.State,
+			Conclusion: s.Conclusion, Reason: s.Reason, Signal: clip(s.Signal, 32), DurationUS: max(s.Duration.Std().Microseconds(), 0),
+		}}
 		if s.ExitCode != nil {
 			n := int64(*s.ExitCode)
 			row.ExitCode = &n

@@ -186,8 +186,10 @@ func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence stri
 		if err != nil {
 			return err
 		}
-		endings = append(endings, &ending{lease: *l, job: j, actor: actor, conclusion: ci.ConclusionAborted, reason: cause,
-			evidence: cmp.Or(evidence, proven[l.Job]), outcome: policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget)})
+		endings = append(endings, &ending{
+			lease: *l, job: j, actor: actor, conclusion: ci.ConclusionAborted, reason: cause,
+			evidence: cmp.Or(evidence, proven[l.Job]), outcome: policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget),
+		})
 	}
 	if len(endings) == 0 {
 		return nil

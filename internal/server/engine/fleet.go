@@ -39,8 +39,10 @@ type presence struct {
 }
 
 func newFleet(mono func() time.Duration) *fleet {
-	return &fleet{mono: mono, sessions: map[ci.SessionID]presence{}, shapes: map[string]map[string]bool{},
-		known: map[string]bool{}, live: map[claimable]int{}}
+	return &fleet{
+		mono: mono, sessions: map[ci.SessionID]presence{}, shapes: map[string]map[string]bool{},
+		known: map[string]bool{}, live: map[claimable]int{},
+	}
 }
 
 // loadFleet reads the present sessions, offers and shapes.

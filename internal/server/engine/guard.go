@@ -214,8 +214,10 @@ func (e *Engine) noteReject(who Identity, ref ci.LeaseRef, route string, err err
 	}
 	e.rejects.mu.Lock()
 	e.rejects.counts[store.Rejection{Org: who.Org, Route: route, Reason: reason}]++
-	a := store.Audit{Org: who.Org, Actor: string(who.Runner), Action: "rejected", Epoch: ref.Epoch,
-		Object: string(ref.Lease), Detail: route + ": " + string(reason)}
+	a := store.Audit{
+		Org: who.Org, Actor: string(who.Runner), Action: "rejected", Epoch: ref.Epoch,
+		Object: string(ref.Lease), Detail: route + ": " + string(reason),
+	}
 	if reason != "not_found" {
 		a.Run, a.Job = ref.Run, ref.Job
 	}

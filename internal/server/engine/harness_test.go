@@ -86,9 +86,11 @@ const digest = "sha256:000000000000000000000000000000000000000000000000000000000
 
 // engine makes another server node over the same database.
 func (w *world) engine(log *slog.Logger) *engine.Engine {
-	e, err := engine.New(w.ctx, engine.Config{Store: w.store, Log: log, LeaseTTL: ttl, Jitter: func() float64 { return 0 },
+	e, err := engine.New(w.ctx, engine.Config{
+		Store: w.store, Log: log, LeaseTTL: ttl, Jitter: func() float64 { return 0 },
 		Monotonic: func() time.Duration { return time.Duration(w.mono.Load()) * time.Microsecond },
-		EvalIf:    func(expr string, c engine.Condition) (bool, error) { return expr == "always()", nil }})
+		EvalIf:    func(expr string, c engine.Condition) (bool, error) { return expr == "always()", nil },
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -114,8 +116,10 @@ func job(name string, needs ...string) ci.JobSpec {
 
 func (w *world) submit(jobs ...ci.JobSpec) ci.RunID {
 	w.t.Helper()
-	id, err := w.e.Submit(w.ctx, engine.Submission{Org: w.org, Repo: w.repo, Actor: "tester", Source: digest, Trust: ci.TrustTrusted,
-		Event: "manual", Plan: ci.Plan{Workflow: "w", Path: ".forgeci.yaml", Digest: "d", Jobs: jobs}})
+	id, err := w.e.Submit(w.ctx, engine.Submission{
+		Org: w.org, Repo: w.repo, Actor: "tester", Source: digest, Trust: ci.TrustTrusted,
+		Event: "manual", Plan: ci.Plan{Workflow: "w", Path: ".forgeci.yaml", Digest: "d", Jobs: jobs},
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -158,8 +162,10 @@ func (w *world) agentOf(org ci.OrgID, name string, slots int) *agent {
 func (a *agent) open(slots int, terminated ...protocol.AttemptRef) {
 	a.w.t.Helper()
 	a.w.n++
-	got, err := a.w.e.OpenSession(a.w.ctx, a.who, protocol.OpenSession{RequestID: itoa(a.w.n), Protocol: 1, Slots: slots,
-		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: a.labels}, Terminated: terminated})
+	got, err := a.w.e.OpenSession(a.w.ctx, a.who, protocol.OpenSession{
+		RequestID: itoa(a.w.n), Protocol: 1, Slots: slots,
+		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: a.labels}, Terminated: terminated,
+	})
 	if err != nil {
 		a.w.t.Fatal(err)
 	}
@@ -207,8 +213,10 @@ func (a *agent) phase(ref ci.LeaseRef, p ci.Phase) {
 }
 
 func success() protocol.Complete {
-	return protocol.Complete{RequestID: "done", Conclusion: ci.ConclusionSuccess, SourceDigest: digest,
-		Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}
+	return protocol.Complete{
+		RequestID: "done", Conclusion: ci.ConclusionSuccess, SourceDigest: digest,
+		Evidence: protocol.Evidence{Terminated: true, How: "cgroup"},
+	}
 }
 
 func failure(exit int) protocol.Complete {

@@ -184,8 +184,10 @@ func TestASweptHostFreesSlotsOfTicketsThatNeverArrived(t *testing.T) {
 		of := func(name string) protocol.AttemptRef {
 			return protocol.AttemptRef{Job: refs[name].Job, Epoch: refs[name].Epoch}
 		}
-		if _, err := w.e.OpenSession(w.ctx, a.who, protocol.OpenSession{RequestID: "swept", Protocol: 1, Slots: 3,
-			Terminated: []protocol.AttemptRef{of("lost")}, Swept: true, Alive: []protocol.AttemptRef{of("alive")}}); err != nil {
+		if _, err := w.e.OpenSession(w.ctx, a.who, protocol.OpenSession{
+			RequestID: "swept", Protocol: 1, Slots: 3,
+			Terminated: []protocol.AttemptRef{of("lost")}, Swept: true, Alive: []protocol.AttemptRef{of("alive")},
+		}); err != nil {
 			w.t.Fatal(err)
 		}
 		w.wantJob(id, "alive", ci.StateRunning, "", "")

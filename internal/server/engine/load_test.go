@@ -75,9 +75,11 @@ func TestCase_DB_01_NoRunIsLostToADeadlock(t *testing.T) {
 			for event := range events {
 				wg.Go(func() {
 					for k := range workflows {
-						id, err := w.e.Submit(w.ctx, engine.Submission{Org: w.org, Repo: w.repo, Actor: "tester", Source: digest, Trust: ci.TrustTrusted,
+						id, err := w.e.Submit(w.ctx, engine.Submission{
+							Org: w.org, Repo: w.repo, Actor: "tester", Source: digest, Trust: ci.TrustTrusted,
 							Event: "manual", Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("a"), job("b", "a")}},
-							IdempotencyKey: fmt.Sprintf("%d-%d", event, k), RequestDigest: "d"})
+							IdempotencyKey: fmt.Sprintf("%d-%d", event, k), RequestDigest: "d",
+						})
 						if err != nil {
 							w.t.Errorf("submit: %v", err)
 							continue
@@ -153,8 +155,10 @@ func TestCase_DB_04_SQLiteIsNeverLockedForACaller(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			id, err := w.e.Submit(w.ctx, engine.Submission{Org: w.org, Repo: w.repo, Actor: "hook", Source: digest, Trust: ci.TrustTrusted,
-				Event: "manual", Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("j")}}})
+			id, err := w.e.Submit(w.ctx, engine.Submission{
+				Org: w.org, Repo: w.repo, Actor: "hook", Source: digest, Trust: ci.TrustTrusted,
+				Event: "manual", Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("j")}},
+			})
 			if err != nil {
 				t.Errorf("submit: %v", err)
 				return

@@ -26,7 +26,8 @@ type halted struct {
 func (w *world) halted(url string) *halted {
 	w.t.Helper()
 	h := &halted{there: make(chan struct{}), on: make(chan struct{})}
-	s, err := store.Open(w.ctx, store.Options{URL: url, Now: w.now.Load, Log: slog.New(slog.DiscardHandler), MaxConns: 4,
+	s, err := store.Open(w.ctx, store.Options{
+		URL: url, Now: w.now.Load, Log: slog.New(slog.DiscardHandler), MaxConns: 4,
 		Fault: func(p store.Point) error {
 			if p == store.PointBegin {
 				h.tries.Add(1)
@@ -36,7 +37,8 @@ func (w *world) halted(url string) *halted {
 				<-h.on
 			}
 			return nil
-		}})
+		},
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}

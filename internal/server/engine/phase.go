@@ -75,8 +75,10 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 		if op.req.Phase == ci.PhaseExecuting {
 			executing = append(executing, ref)
 		}
-		t.record(store.Audit{Org: j.Org, Actor: string(ref.Runner), Action: "phase", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
-			Detail: string(op.req.Phase)})
+		t.record(store.Audit{
+			Org: j.Org, Actor: string(ref.Runner), Action: "phase", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
+			Detail: string(op.req.Phase),
+		})
 	}
 	if len(refs) > 0 {
 		if err := t.SetPhases(ctx, refs, phases, b.now); err != nil {

@@ -317,8 +317,10 @@ func TestCase_RERUN_01_RetryFailedPinsWhatSucceeded(t *testing.T) {
 func TestAnIdempotencyKeyIsBoundToItsRequest(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(w *world) {
-		s := engine.Submission{Org: w.org, Repo: w.repo, Actor: "tester", Source: digest, Trust: ci.TrustTrusted, Event: "manual",
-			Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("j")}}, IdempotencyKey: "k", RequestDigest: "one"}
+		s := engine.Submission{
+			Org: w.org, Repo: w.repo, Actor: "tester", Source: digest, Trust: ci.TrustTrusted, Event: "manual",
+			Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("j")}}, IdempotencyKey: "k", RequestDigest: "one",
+		}
 		first, err := w.e.Submit(w.ctx, s)
 		if err != nil {
 			w.t.Fatal(err)

@@ -27,8 +27,10 @@ func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) 
 		}
 		fresh = ci.RunID(e.IDs.New(ci.PrefixRun)) // anew at each try: a try may have bound another
 		if req.IdempotencyKey != "" {
-			bound, err := t.bindKey(ctx, Submission{Org: req.Org, Repo: runs[0].Repo, Actor: req.Actor,
-				IdempotencyKey: req.IdempotencyKey, RequestDigest: req.RequestDigest}, fresh)
+			bound, err := t.bindKey(ctx, Submission{
+				Org: req.Org, Repo: runs[0].Repo, Actor: req.Actor,
+				IdempotencyKey: req.IdempotencyKey, RequestDigest: req.RequestDigest,
+			}, fresh)
 			if err != nil || bound != fresh {
 				fresh = bound
 				return err
@@ -143,8 +145,10 @@ func (t *txn) retryOf(ctx context.Context, old store.Run, jobs []store.Job, acto
 		}
 	}
 	return newRun{
-		Submission: Submission{Org: old.Org, Repo: old.Repo, Actor: actor, Plan: plan, Source: old.SourceDigest, Trust: old.Trust,
-			Event: "retry", CommitSHA: old.CommitSHA, Ref: old.Ref, Message: old.Message, Author: old.Author, Dirty: old.Dirty != 0},
+		Submission: Submission{
+			Org: old.Org, Repo: old.Repo, Actor: actor, Plan: plan, Source: old.SourceDigest, Trust: old.Trust,
+			Event: "retry", CommitSHA: old.CommitSHA, Ref: old.Ref, Message: old.Message, Author: old.Author, Dirty: old.Dirty != 0,
+		},
 		parent: old.ID, retryDefault: old.RetryDefault, operations: operations,
 	}, nil
 }

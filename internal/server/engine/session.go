@@ -40,8 +40,10 @@ func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, grant
 		if err != nil {
 			return err
 		}
-		r, err := t.EnsureRunner(ctx, store.Runner{ID: ci.RunnerID(e.IDs.New(ci.PrefixRunner)), Org: org, Name: req.Name,
-			PublicKey: hex.EncodeToString(req.PublicKey), Granted: string(grants)}, now)
+		r, err := t.EnsureRunner(ctx, store.Runner{
+			ID: ci.RunnerID(e.IDs.New(ci.PrefixRunner)), Org: org, Name: req.Name,
+			PublicKey: hex.EncodeToString(req.PublicKey), Granted: string(grants),
+		}, now)
 		if err != nil {
 			return err
 		}
@@ -51,8 +53,10 @@ func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, grant
 		}
 		t.record(store.Audit{Org: org, Actor: actor, Action: "runner_registered", Object: string(id), Detail: req.Name})
 		t.say("runner registered", "runner", id, "name", req.Name)
-		return t.InsertCredential(ctx, store.Credential{ID: e.IDs.New(ci.PrefixToken), Org: org, Kind: "runner", Actor: string(id),
-			Runner: id, CreatedUS: now}, credentialHash)
+		return t.InsertCredential(ctx, store.Credential{
+			ID: e.IDs.New(ci.PrefixToken), Org: org, Kind: "runner", Actor: string(id),
+			Runner: id, CreatedUS: now,
+		}, credentialHash)
 	})
 	return id, err
 }
@@ -125,15 +129,19 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 		if err := json.Unmarshal([]byte(runner.Granted), &granted); err != nil {
 			return err
 		}
-		offer := policy.Offer{OS: req.Offer.OS, Arch: req.Offer.Arch, Size: req.Offer.Size, Isolation: req.Offer.Isolation,
-			Labels: policy.Labels(req.Offer.Labels, granted), Features: req.Offer.Features}
+		offer := policy.Offer{
+			OS: req.Offer.OS, Arch: req.Offer.Arch, Size: req.Offer.Size, Isolation: req.Offer.Isolation,
+			Labels: policy.Labels(req.Offer.Labels, granted), Features: req.Offer.Features,
+		}
 		var offerID string
 		if offerID, served, err = t.internOffer(ctx, offer, now); err != nil {
 			return err
 		}
-		session = store.Session{ID: ci.SessionID(e.IDs.New(ci.PrefixSession)), Org: who.Org, Runner: who.Runner,
+		session = store.Session{
+			ID: ci.SessionID(e.IDs.New(ci.PrefixSession)), Org: who.Org, Runner: who.Runner,
 			RequestID: req.RequestID, Offer: offerID, Slots: int64(req.Slots), Protocol: int64(req.Protocol),
-			Version: clip(req.Version, 128), OpenedUS: now}
+			Version: clip(req.Version, 128), OpenedUS: now,
+		}
 		if err := t.InsertSession(ctx, session); err != nil {
 			return err
 		}

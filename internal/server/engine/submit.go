@@ -113,10 +113,12 @@ func (t *txn) insertRun(ctx context.Context, n newRun) error {
 	if err != nil {
 		return err
 	}
-	run := store.Run{ID: n.id, Org: n.Org, Repo: n.Repo, Number: number, Parent: n.parent, Workflow: n.Plan.Workflow,
+	run := store.Run{
+		ID: n.id, Org: n.Org, Repo: n.Repo, Number: number, Parent: n.parent, Workflow: n.Plan.Workflow,
 		Path: n.Plan.Path, WorkflowDigest: n.Plan.Digest, SourceDigest: n.Source, Plan: string(plan), Event: n.Event,
 		CommitSHA: clip(n.CommitSHA, 64), Ref: clip(n.Ref, 1024), Message: clip(n.Message, 64<<10), Author: clip(n.Author, 512), Actor: n.Actor,
-		Trust: n.Trust, RetryDefault: n.retryDefault, Priority: int64(n.Plan.Priority), CreatedUS: now}
+		Trust: n.Trust, RetryDefault: n.retryDefault, Priority: int64(n.Plan.Priority), CreatedUS: now,
+	}
 	if n.Dirty {
 		run.Dirty = 1
 	}
@@ -191,9 +193,11 @@ func (t *txn) jobRows(ctx context.Context, n newRun, run store.Run, jobs []ci.Jo
 			}
 		}
 		id := ci.JobID(e.IDs.New(ci.PrefixJob))
-		rows[i] = store.NewJob{Spec: string(text), Job: store.Job{ID: id, Run: run.ID, Org: run.Org, Index: int64(i), Name: spec.Name,
+		rows[i] = store.NewJob{Spec: string(text), Job: store.Job{
+			ID: id, Run: run.ID, Org: run.Org, Index: int64(i), Name: spec.Name,
 			Key: spec.Key, Shape: shapes[key], Prio: -(int64(n.Plan.Priority)*1_000_000 + int64(spec.Priority)), Chain: int64(chains[i]),
-			State: ci.StateWaiting, OperationID: operationID(id)}}
+			State: ci.StateWaiting, OperationID: operationID(id),
+		}}
 		if spec.AllowFailure {
 			rows[i].AllowFailure = 1
 		}

@@ -32,7 +32,8 @@ func TestAMergedClaimKeepsTenantsApart(t *testing.T) {
 		var second *protocol.Ticket
 		nested := false
 		var e *engine.Engine
-		e, err = engine.New(w.ctx, engine.Config{Store: w.store, Log: slog.New(slog.DiscardHandler), LeaseTTL: ttl,
+		e, err = engine.New(w.ctx, engine.Config{
+			Store: w.store, Log: slog.New(slog.DiscardHandler), LeaseTTL: ttl,
 			Monotonic: func() time.Duration { return time.Duration(w.mono.Load()) * time.Microsecond },
 			Gather: func() {
 				if nested {
@@ -44,14 +45,17 @@ func TestAMergedClaimKeepsTenantsApart(t *testing.T) {
 					w.t.Error(err)
 				}
 				second = got
-			}})
+			},
+		})
 		if err != nil {
 			w.t.Fatal(err)
 		}
 		w.submit(job("mine"), job("mine too"), job("mine as well"))
 		w.e = e
-		if _, err := e.Submit(w.ctx, engine.Submission{Org: other.ID, Repo: repo.ID, Actor: "x", Source: digest, Trust: ci.TrustTrusted,
-			Event: "manual", Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("theirs")}}}); err != nil {
+		if _, err := e.Submit(w.ctx, engine.Submission{
+			Org: other.ID, Repo: repo.ID, Actor: "x", Source: digest, Trust: ci.TrustTrusted,
+			Event: "manual", Plan: ci.Plan{Workflow: "w", Jobs: []ci.JobSpec{job("theirs")}},
+		}); err != nil {
 			w.t.Fatal(err)
 		}
 		nested, second = false, nil

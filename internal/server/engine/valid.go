@@ -23,8 +23,10 @@ const (
 // invalid is the error about one field of a request.
 func invalid(pointer, format string, args ...any) *ci.Error {
 	detail := fmt.Sprintf(format, args...)
-	return &ci.Error{Kind: ci.ErrInvalid, Detail: strings.ReplaceAll(strings.TrimPrefix(pointer, "/"), "/", ".") + ": " + detail,
-		Fields: []ci.FieldError{{Pointer: pointer, Detail: detail}}}
+	return &ci.Error{
+		Kind: ci.ErrInvalid, Detail: strings.ReplaceAll(strings.TrimPrefix(pointer, "/"), "/", ".") + ": " + detail,
+		Fields: []ci.FieldError{{Pointer: pointer, Detail: detail}},
+	}
 }
 
 // isWord reports whether s may be one of our words: a newer runner may know

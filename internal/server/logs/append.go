@@ -205,8 +205,10 @@ func extentsOf(k store.AttemptKey, chunks []protocol.Chunk) []store.LogExtent {
 	var out []store.LogExtent
 	for i := 0; i < len(chunks); {
 		c := chunks[i]
-		e := store.LogExtent{Job: k.Job, Epoch: k.Epoch, Seq: c.Sequence, Stream: streamOf(c), Offset: c.Offset,
-			AtMicros: c.AtMicros, FirstNL: -1, LastNL: -1}
+		e := store.LogExtent{
+			Job: k.Job, Epoch: k.Epoch, Seq: c.Sequence, Stream: streamOf(c), Offset: c.Offset,
+			AtMicros: c.AtMicros, FirstNL: -1, LastNL: -1,
+		}
 		sum := sha256.New()
 		for ; i < len(chunks); i++ {
 			n := chunks[i]

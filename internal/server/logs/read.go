@@ -195,8 +195,10 @@ func (s *Service) Raw(ctx context.Context, viewer auth.Viewer, q Query) (*Raw, e
 	}
 	w := s.walk(v, t.sel, snap, 0)
 	total := snap.total(t.sel)
-	out := &Raw{ctx: ctx, walk: w, done: done, Epoch: t.key.Epoch, Sealed: snap.sealed(), Lines: total, Total: total,
-		Truncated: snap.cut > 0 || snap.gap > 0}
+	out := &Raw{
+		ctx: ctx, walk: w, done: done, Epoch: t.key.Epoch, Sealed: snap.sealed(), Lines: total, Total: total,
+		Truncated: snap.cut > 0 || snap.gap > 0,
+	}
 	if q.Tail > 0 {
 		w.tail(q.Tail)
 		out.Lines = min(total, q.Tail)

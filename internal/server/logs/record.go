@@ -119,8 +119,10 @@ func (l *layout) extend(es []store.LogExtent, ended bool) {
 		}
 		l.nextSeq = e.LastSeq + 1
 		l.lose(e.Stream, e.Offset, e.AtMicros)
-		r := record{kind: data, stream: e.Stream, n: e.Length, at: e.AtMicros, newlines: e.Newlines, firstNL: e.FirstNL,
-			lastNL: e.LastNL, segment: e.Segment, digest: e.Digest, place: e.SegmentAt}
+		r := record{
+			kind: data, stream: e.Stream, n: e.Length, at: e.AtMicros, newlines: e.Newlines, firstNL: e.FirstNL,
+			lastNL: e.LastNL, segment: e.Segment, digest: e.Digest, place: e.SegmentAt,
+		}
 		if e.Discarded > 0 {
 			r = record{kind: discarded, stream: e.Stream, n: e.Discarded, at: e.AtMicros, firstNL: -1, lastNL: -1}
 		}

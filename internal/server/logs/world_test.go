@@ -48,8 +48,10 @@ func newWorld(t testing.TB, sw *storetest.World, cfg logs.Config) *world {
 	w := &world{World: sw, t: t, blob: &faulty{Store: dir}, viewer: auth.Viewer{Org: sw.Org}}
 	cfg.Store, cfg.Blob, cfg.Log, cfg.Temp = sw.Store, w.blob, sw.Log, t.TempDir()
 	w.cfg = cfg
-	guard, err := engine.New(t.Context(), engine.Config{Store: sw.Store, Log: sw.Log,
-		Monotonic: func() time.Duration { return time.Duration(sw.Now()) * time.Microsecond }})
+	guard, err := engine.New(t.Context(), engine.Config{
+		Store: sw.Store, Log: sw.Log,
+		Monotonic: func() time.Duration { return time.Duration(sw.Now()) * time.Microsecond },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

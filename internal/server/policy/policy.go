@@ -48,15 +48,19 @@ type Outcome struct {
 func Lost(cause ci.Reason, phase ci.Phase, retry *ci.RetryPolicy, used Used, budget int) Outcome {
 	used.Infra++
 	if used.Infra >= budget {
-		return Outcome{DeadLetter, ci.ReasonAttemptsExhausted,
-			fmt.Sprintf("%s; infrastructure ended %d of %d attempts", cause, used.Infra, budget), used}
+		return Outcome{
+			DeadLetter, ci.ReasonAttemptsExhausted,
+			fmt.Sprintf("%s; infrastructure ended %d of %d attempts", cause, used.Infra, budget), used,
+		}
 	}
 	name := policyName(cause)
 	covered := retry != nil && slices.Contains(retry.On, name)
 	switch {
 	case covered && used.Granted >= retry.Max:
-		return Outcome{DeadLetter, ci.ReasonAttemptsExhausted,
-			fmt.Sprintf("%s; retry.max: %d%s is used up", cause, retry.Max, at(retry)), used}
+		return Outcome{
+			DeadLetter, ci.ReasonAttemptsExhausted,
+			fmt.Sprintf("%s; retry.max: %d%s is used up", cause, retry.Max, at(retry)), used,
+		}
 	case covered:
 		used.Granted++
 		return Outcome{Requeue, cause, fmt.Sprintf("%s; granted by retry.on%s", cause, at(retry)), used}

@@ -83,8 +83,10 @@ func TestCase_RERUN_04_AFailingTestIsAResult(t *testing.T) {
 
 func TestBackoffDoublesFromOneSecondToFiveMinutes(t *testing.T) {
 	t.Parallel()
-	for attempts, want := range map[int]time.Duration{0: time.Second, 1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second,
-		8: 128 * time.Second, 9: 256 * time.Second, 10: 5 * time.Minute, 1000: 5 * time.Minute} {
+	for attempts, want := range map[int]time.Duration{
+		0: time.Second, 1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second,
+		8: 128 * time.Second, 9: 256 * time.Second, 10: 5 * time.Minute, 1000: 5 * time.Minute,
+	} {
 		if got := policy.Backoff(attempts, 0); got != want {
 			t.Errorf("after %d attempts: %s, want %s", attempts, got, want)
 		}
@@ -96,8 +98,10 @@ func TestBackoffDoublesFromOneSecondToFiveMinutes(t *testing.T) {
 
 func TestARequirementIsMetByAnOfferOrSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	offer := policy.Offer{OS: "linux", Arch: "amd64", Size: "big", Isolation: []ci.Isolation{ci.IsolationProcess},
-		Labels: []string{"gpu", "zone=a"}, Features: []string{"image"}}
+	offer := policy.Offer{
+		OS: "linux", Arch: "amd64", Size: "big", Isolation: []ci.Isolation{ci.IsolationProcess},
+		Labels: []string{"gpu", "zone=a"}, Features: []string{"image"},
+	}
 	for want, need := range map[string]ci.Requirements{
 		"":                       {OS: "linux", Arch: "amd64", Size: "big", Isolation: "process", Labels: []string{"gpu", "zone=a"}, Features: []string{"image"}},
 		"os darwin":              {OS: "darwin"},

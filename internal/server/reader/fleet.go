@@ -116,8 +116,10 @@ func (r *Reader) DeadLetters(ctx context.Context, v auth.Viewer, after string, l
 			page.Next = string(rows[n-1].Job)
 		}
 		for _, d := range rows {
-			page.Items = append(page.Items, protocol.DeadLetter{Job: d.Job, Name: d.Name, Run: d.Run, Repo: d.Repo,
-				Attempts: d.Epoch, Reason: d.Reason, Detail: d.Detail, At: at(d.DeadUS), Requeued: d.Requeued})
+			page.Items = append(page.Items, protocol.DeadLetter{
+				Job: d.Job, Name: d.Name, Run: d.Run, Repo: d.Repo,
+				Attempts: d.Epoch, Reason: d.Reason, Detail: d.Detail, At: at(d.DeadUS), Requeued: d.Requeued,
+			})
 		}
 		return nil
 	})

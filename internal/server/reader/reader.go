@@ -70,8 +70,10 @@ func (r *Reader) Runs(ctx context.Context, v auth.Viewer, f RunFilter) (protocol
 	page := protocol.Page[protocol.RunSummary]{Items: []protocol.RunSummary{}}
 	n := pageSize(f.Limit)
 	err := r.store.Read(ctx, func(tx *store.Tx) error {
-		rows, err := tx.ReadRuns(ctx, v.Org, store.RunFilter{Repo: f.Repo, State: f.State, Conclusion: f.Conclusion,
-			Commit: f.Commit, Before: ci.RunID(f.After), Limit: n + 1})
+		rows, err := tx.ReadRuns(ctx, v.Org, store.RunFilter{
+			Repo: f.Repo, State: f.State, Conclusion: f.Conclusion,
+			Commit: f.Commit, Before: ci.RunID(f.After), Limit: n + 1,
+		})
 		if err != nil {
 			return err
 		}

@@ -59,8 +59,10 @@ func (w *waits) reason(ctx context.Context, j store.JobView, spec ci.JobSpec) (*
 	}
 	switch {
 	case j.DueUS > now:
-		return &protocol.WaitReason{Code: waitBackoff, Until: maybe(j.DueUS),
-			Detail: "next attempt at " + at(j.DueUS).Format("15:04:05 MST") + ": " + j.Detail}, nil
+		return &protocol.WaitReason{
+			Code: waitBackoff, Until: maybe(j.DueUS),
+			Detail: "next attempt at " + at(j.DueUS).Format("15:04:05 MST") + ": " + j.Detail,
+		}, nil
 	case s[1] == 0:
 		return &protocol.WaitReason{Code: waitNoRunner, Detail: "no runner is online (needs " + policy.Describe(spec.RunsOn) + ")"}, nil
 	case s[0] == 0:
@@ -72,8 +74,10 @@ func (w *waits) reason(ctx context.Context, j store.JobView, spec ci.JobSpec) (*
 	if err != nil {
 		return nil, err
 	}
-	return &protocol.WaitReason{Code: waitBusy, Position: int(n) + 1,
-		Detail: fmt.Sprintf("all matching runners are busy; position %d", n+1)}, nil
+	return &protocol.WaitReason{
+		Code: waitBusy, Position: int(n) + 1,
+		Detail: fmt.Sprintf("all matching runners are busy; position %d", n+1),
+	}, nil
 }
 
 // needs lists the needed jobs that have not finished, by key until all legs have.

@@ -341,8 +341,10 @@ type Artifact struct {
 }
 
 func (v *Artifact) fields() []any {
-	return []any{&v.ID, &v.Org, &v.Run, &v.Job, &v.Epoch, &v.Name, &v.BlobKey, &v.Size, &v.Digest, &v.Files, &v.Bytes,
-		&v.State, &v.CreatedUS, &v.ExpiresUS}
+	return []any{
+		&v.ID, &v.Org, &v.Run, &v.Job, &v.Epoch, &v.Name, &v.BlobKey, &v.Size, &v.Digest, &v.Files, &v.Bytes,
+		&v.State, &v.CreatedUS, &v.ExpiresUS,
+	}
 }
 
 func scanArtifact(r scanner, v *Artifact) error { return r.Scan(v.fields()...) }

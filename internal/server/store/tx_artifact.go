@@ -81,7 +81,8 @@ func scanArtifactSession(r scanner, v *ArtifactSession) error {
 func (t *Tx) InsertArtifact(ctx context.Context, ref ci.LeaseRef, a ArtifactSession, now int64) (bool, error) {
 	n, err := t.exec(ctx, "ArtifactInsert", refs([]ci.LeaseRef{ref}, nil), now, object(map[string]any{a.ID: map[string]any{
 		"i": a.ID, "o": a.Org, "r": a.Run, "j": a.Job, "e": a.Epoch, "n": a.Name, "q": a.RequestID, "h": a.RequestDigest,
-		"k": a.BlobKey, "u": a.Upload, "p": a.PartSize, "s": a.Size, "d": a.Digest, "f": a.Files, "b": a.Bytes, "t": a.Trust}}))
+		"k": a.BlobKey, "u": a.Upload, "p": a.PartSize, "s": a.Size, "d": a.Digest, "f": a.Files, "b": a.Bytes, "t": a.Trust,
+	}}))
 	return n == 1, err
 }
 

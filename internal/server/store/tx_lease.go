@@ -60,8 +60,10 @@ type NewAttempt struct {
 func (t *Tx) InsertAttempts(ctx context.Context, as []NewAttempt, now, expiresUS int64) error {
 	m := make(map[string]any, len(as))
 	for _, a := range as {
-		m[string(a.Ref.Job)] = map[string]any{"r": a.Ref.Run, "o": a.Org, "l": a.Ref.Lease, "n": a.Ref.Runner,
-			"s": a.Ref.Session, "e": a.Ref.Epoch, "q": a.ClaimRequest}
+		m[string(a.Ref.Job)] = map[string]any{
+			"r": a.Ref.Run, "o": a.Org, "l": a.Ref.Lease, "n": a.Ref.Runner,
+			"s": a.Ref.Session, "e": a.Ref.Epoch, "q": a.ClaimRequest,
+		}
 	}
 	set := object(m)
 	if _, err := t.exec(ctx, "AttemptsInsert", set, now); err != nil {
@@ -192,9 +194,11 @@ func (t *Tx) SetPhases(ctx context.Context, rs []ci.LeaseRef, phases []ci.Phase,
 func (t *Tx) EndAttempts(ctx context.Context, as []Attempt) error {
 	m := make(map[string]any, len(as))
 	for _, a := range as {
-		m[string(a.Job)] = map[string]any{"e": a.Epoch, "state": a.State, "conclusion": a.Conclusion, "reason": a.Reason,
+		m[string(a.Job)] = map[string]any{
+			"e": a.Epoch, "state": a.State, "conclusion": a.Conclusion, "reason": a.Reason,
 			"detail": a.Detail, "winner": a.Winner, "evidence": a.Evidence, "exit_code": a.ExitCode,
-			"end_request": a.EndRequest, "end_digest": a.EndDigest, "end_answer": a.EndAnswer, "ended_us": a.EndedUS}
+			"end_request": a.EndRequest, "end_digest": a.EndDigest, "end_answer": a.EndAnswer, "ended_us": a.EndedUS,
+		}
 	}
 	n, err := t.exec(ctx, "AttemptsEnd", object(m))
 	return changed(n, len(as), "attempts", err)
@@ -249,8 +253,10 @@ func (t *Tx) UpsertSteps(ctx context.Context, steps []StepOf, now int64) error {
 	m := make(map[string]any, len(last))
 	for i, s := range last {
 		rs[i] = s.Ref
-		m[itoa(i)] = map[string]any{"j": s.Ref.Job, "e": s.Ref.Epoch, "i": s.Index, "n": s.Name, "st": s.State,
-			"c": s.Conclusion, "r": s.Reason, "x": s.ExitCode, "sg": s.Signal, "d": s.DurationUS}
+		m[itoa(i)] = map[string]any{
+			"j": s.Ref.Job, "e": s.Ref.Epoch, "i": s.Index, "n": s.Name, "st": s.State,
+			"c": s.Conclusion, "r": s.Reason, "x": s.ExitCode, "sg": s.Signal, "d": s.DurationUS,
+		}
 	}
 	_, err := t.exec(ctx, "StepsUpsert", refs(rs, nil), now, object(m))
 	return err

@@ -193,9 +193,11 @@ func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs []Log, es []
 	m := make(map[string]any, len(es))
 	held := int64(0)
 	for i, e := range es {
-		m[itoa(i)] = map[string]any{"j": e.Job, "e": e.Epoch, "q": e.Seq, "l": e.LastSeq, "s": e.Stream.Step, "t": e.Stream.Stream,
+		m[itoa(i)] = map[string]any{
+			"j": e.Job, "e": e.Epoch, "q": e.Seq, "l": e.LastSeq, "s": e.Stream.Step, "t": e.Stream.Stream,
 			"o": e.Offset, "n": e.Length, "d": e.Discarded, "a": e.AtMicros, "nl": e.Newlines, "fn": e.FirstNL, "ln": e.LastNL,
-			"h": e.Digest, "p": e.SegmentAt}
+			"h": e.Digest, "p": e.SegmentAt,
+		}
 		held++
 	}
 	set := refs(rs, nil)
@@ -205,8 +207,10 @@ func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs []Log, es []
 	}
 	l := make(map[string]any, len(logs))
 	for _, g := range logs {
-		l[string(g.Job)] = map[string]any{"e": g.Epoch, "b": g.Bytes, "c": g.Cut, "x": g.Extents, "q": g.NextSeq,
-			"a": g.AheadSeq, "s": lengths(g.Streams)}
+		l[string(g.Job)] = map[string]any{
+			"e": g.Epoch, "b": g.Bytes, "c": g.Cut, "x": g.Extents, "q": g.NextSeq,
+			"a": g.AheadSeq, "s": lengths(g.Streams),
+		}
 	}
 	n, err = t.exec(ctx, "LogsAdvance", set, now, object(l))
 	if err := changed(n, len(logs), "logs", err); err != nil {
@@ -270,8 +274,10 @@ func (t *Tx) EndedLogs(ctx context.Context, beforeUS int64, limit int) ([]Log, e
 func (t *Tx) SealLogs(ctx context.Context, logs []Log, now int64) (map[AttemptKey]bool, error) {
 	m := make(map[string]any, len(logs))
 	for i, l := range logs {
-		m[itoa(i)] = map[string]any{"j": l.Job, "e": l.Epoch, "l": l.Lines, "g": l.Gap, "k": l.ArchiveKey, "s": l.ArchiveSize,
-			"i": l.IndexSize, "h": l.IndexDigest}
+		m[itoa(i)] = map[string]any{
+			"j": l.Job, "e": l.Epoch, "l": l.Lines, "g": l.Gap, "k": l.ArchiveKey, "s": l.ArchiveSize,
+			"i": l.IndexSize, "h": l.IndexDigest,
+		}
 	}
 	rows, err := query(ctx, t, "LogsSeal", scanAttemptKey, object(m), now)
 	out := make(map[AttemptKey]bool, len(rows))

@@ -40,10 +40,12 @@ func (t *Tx) UpdateRuns(ctx context.Context, runs []*Run) error {
 		if !ci.Legal(ci.RunTransitions(), r.wasState, r.State) {
 			return fmt.Errorf("store: run %s does not go from %s to %s", r.ID, r.wasState, r.State)
 		}
-		m[string(r.ID)] = map[string]any{"state": r.State, "conclusion": r.Conclusion, "reason": r.Reason,
+		m[string(r.ID)] = map[string]any{
+			"state": r.State, "conclusion": r.Conclusion, "reason": r.Reason,
 			"cancel_version": r.CancelVersion, "jobs_left": r.JobsLeft, "n_failed": r.Failed, "n_timed_out": r.TimedOut,
 			"n_infra": r.Infra, "n_warn": r.Warn, "started_us": r.StartedUS, "finished_us": r.FinishedUS,
-			"was_state": r.wasState, "was_cancel": r.wasCancel}
+			"was_state": r.wasState, "was_cancel": r.wasCancel,
+		}
 	}
 	n, err := t.exec(ctx, "RunsUpdate", object(m))
 	if err := changed(n, len(runs), "runs", err); err != nil {
@@ -80,10 +82,12 @@ type NewJob struct {
 func (t *Tx) InsertJobs(ctx context.Context, run Run, jobs []NewJob, needs [][2]ci.JobID) error {
 	m := make(map[string]any, len(jobs))
 	for _, j := range jobs {
-		m[string(j.ID)] = map[string]any{"idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
+		m[string(j.ID)] = map[string]any{
+			"idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
 			"prio": j.Prio, "chain": j.Chain, "allow": j.AllowFailure, "op": j.OperationID, "needs": j.NeedsLeft,
 			"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "outputs": j.Outputs, "pinned": j.PinnedFrom,
-			"finished": j.FinishedUS}
+			"finished": j.FinishedUS,
+		}
 	}
 	if _, err := t.exec(ctx, "JobsInsert", object(m), run.ID, run.Org); err != nil {
 		return err
@@ -142,11 +146,13 @@ func (t *Tx) UpdateJobs(ctx context.Context, jobs []*Job) error {
 		if !ci.Legal(ci.JobTransitions(), j.wasState, j.State) {
 			return fmt.Errorf("store: job %s does not go from %s to %s", j.ID, j.wasState, j.State)
 		}
-		m[string(j.ID)] = map[string]any{"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "detail": j.Detail,
+		m[string(j.ID)] = map[string]any{
+			"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "detail": j.Detail,
 			"generation": j.Generation, "epoch": j.Epoch, "phase": j.Phase, "infra_used": j.InfraUsed,
 			"granted_used": j.GrantedUsed, "exit_code": j.ExitCode, "outputs": j.Outputs, "dead_us": j.DeadUS,
 			"requeued_run": j.RequeuedRun, "ready_us": j.ReadyUS, "started_us": j.StartedUS, "finished_us": j.FinishedUS,
-			"was_state": j.wasState, "was_epoch": j.wasEpoch}
+			"was_state": j.wasState, "was_epoch": j.wasEpoch,
+		}
 	}
 	n, err := t.exec(ctx, "JobsUpdate", object(m))
 	if err := changed(n, len(jobs), "jobs", err); err != nil {
@@ -247,8 +253,10 @@ func (t *Tx) Enqueue(ctx context.Context, qs []NewQueued) error {
 		if q.Open {
 			open = 1
 		}
-		m[string(q.Job)] = map[string]any{"run": q.Run, "shape": q.Shape, "org": q.Org, "prio": q.Prio, "vft": q.VFT,
-			"generation": q.Generation, "open": open, "due": q.DueUS}
+		m[string(q.Job)] = map[string]any{
+			"run": q.Run, "shape": q.Shape, "org": q.Org, "prio": q.Prio, "vft": q.VFT,
+			"generation": q.Generation, "open": open, "due": q.DueUS,
+		}
 	}
 	_, err := t.exec(ctx, "QueueInsert", object(m))
 	return err

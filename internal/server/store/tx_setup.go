@@ -182,8 +182,10 @@ func (t *Tx) Rejections(ctx context.Context) ([]Rejection, error) {
 func (t *Tx) InsertAudit(ctx context.Context, es []Audit) error {
 	m := make(map[string]any, len(es))
 	for i, e := range es {
-		m[itoa(i)] = map[string]any{"o": e.Org, "q": e.Seq, "t": e.AtUS, "a": e.Actor, "c": e.Action, "r": e.Run,
-			"j": e.Job, "e": e.Epoch, "b": e.Object, "d": e.Detail, "h": e.Hash}
+		m[itoa(i)] = map[string]any{
+			"o": e.Org, "q": e.Seq, "t": e.AtUS, "a": e.Actor, "c": e.Action, "r": e.Run,
+			"j": e.Job, "e": e.Epoch, "b": e.Object, "d": e.Detail, "h": e.Hash,
+		}
 	}
 	_, err := t.exec(ctx, "AuditInsert", object(m))
 	return err

@@ -194,8 +194,10 @@ func (q *request) fail(err error) {
 }
 
 func describe(err error) failure {
-	f := failure{Status: http.StatusInternalServerError, Title: "Something went wrong",
-		Detail: "This is a defect of the server. Its log has the cause; nothing you entered was lost without being told."}
+	f := failure{
+		Status: http.StatusInternalServerError, Title: "Something went wrong",
+		Detail: "This is a defect of the server. Its log has the cause; nothing you entered was lost without being told.",
+	}
 	var e *ci.Error
 	if !errors.As(err, &e) {
 		return f

@@ -91,8 +91,10 @@ func New(t testing.TB, url string) *World {
 		if _, err := tx.InsertShape(ctx, "shape", "{}", now); err != nil {
 			return err
 		}
-		return tx.InsertSession(ctx, store.Session{ID: w.Session, Org: w.Org, Runner: w.Runner, RequestID: "q", Offer: "offer",
-			Slots: 100, Protocol: 1, Version: "test", OpenedUS: now})
+		return tx.InsertSession(ctx, store.Session{
+			ID: w.Session, Org: w.Org, Runner: w.Runner, RequestID: "q", Offer: "offer",
+			Slots: 100, Protocol: 1, Version: "test", OpenedUS: now,
+		})
 	})
 	return w
 }
@@ -122,9 +124,11 @@ func (w *World) Run(specs ...ci.JobSpec) (store.Run, []ci.JobID) {
 		if err != nil {
 			return err
 		}
-		run = store.Run{ID: ci.RunID(w.ids.New(ci.PrefixRun)), Org: w.Org, Repo: w.Repo, Number: number, Workflow: "w", Path: ".forgeci.yaml",
+		run = store.Run{
+			ID: ci.RunID(w.ids.New(ci.PrefixRun)), Org: w.Org, Repo: w.Repo, Number: number, Workflow: "w", Path: ".forgeci.yaml",
 			WorkflowDigest: "d", SourceDigest: "s", Plan: "{}", Event: "manual", Actor: "tester", Trust: ci.TrustTrusted,
-			JobsLeft: int64(len(specs)), CreatedUS: w.now.Load()}
+			JobsLeft: int64(len(specs)), CreatedUS: w.now.Load(),
+		}
 		if err := tx.InsertRun(ctx, run); err != nil {
 			return err
 		}
@@ -144,8 +148,10 @@ func (w *World) Run(specs ...ci.JobSpec) (store.Run, []ci.JobID) {
 			if key == "" {
 				key = name
 			}
-			jobs = append(jobs, store.NewJob{Spec: string(text), Job: store.Job{ID: ids[i], Index: int64(i), Name: name, Key: key, Shape: "shape",
-				Chain: 1, OperationID: string(ids[i]), State: ci.StateWaiting}})
+			jobs = append(jobs, store.NewJob{Spec: string(text), Job: store.Job{
+				ID: ids[i], Index: int64(i), Name: name, Key: key, Shape: "shape",
+				Chain: 1, OperationID: string(ids[i]), State: ci.StateWaiting,
+			}})
 			if i > 0 {
 				needs = append(needs, [2]ci.JobID{ids[i-1], ids[i]})
 			}

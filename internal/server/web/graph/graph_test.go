@@ -16,7 +16,8 @@ import (
 func check(t interface {
 	Helper()
 	Errorf(string, ...any)
-}, nodes []graph.Node, l graph.Layout) {
+}, nodes []graph.Node, l graph.Layout,
+) {
 	t.Helper()
 	if len(l.Boxes) != len(nodes) {
 		t.Errorf("%d boxes for %d nodes", len(l.Boxes), len(nodes))
@@ -204,8 +205,10 @@ func TestImpliedEdgesAreNotDrawnAndSharedNeedsMeetInOneJoint(t *testing.T) {
 func TestCirclesAndUnknownNeedsDoNoHarm(t *testing.T) {
 	t.Parallel()
 	l := graph.Lay([]graph.Node{
-		{ID: "a", Needs: []string{"b"}}, {ID: "b", Needs: []string{"a"}},
-		{ID: "c", Needs: []string{"c", "nobody"}}, {ID: "d", Needs: []string{"a"}},
+		{ID: "a", Needs: []string{"b"}},
+		{ID: "b", Needs: []string{"a"}},
+		{ID: "c", Needs: []string{"c", "nobody"}},
+		{ID: "d", Needs: []string{"a"}},
 	})
 	if len(l.Boxes) != 4 {
 		t.Fatalf("%d boxes, want 4", len(l.Boxes))

@@ -40,7 +40,8 @@ const (
 )
 
 func website() protocol.Repo { return protocol.Repo{ID: "repo_01samplewebsite", Name: "local/website"} }
-func engine() protocol.Repo  { return protocol.Repo{ID: "repo_01sampleengine", Name: "local/engine"} }
+
+func engine() protocol.Repo { return protocol.Repo{ID: "repo_01sampleengine", Name: "local/engine"} }
 
 // job makes a job of a run; id may be empty for one that has no page of its own.
 func job(id ci.JobID, key, name string, needs ...string) protocol.JobSummary {
@@ -214,12 +215,18 @@ func sampleFleet(d *Data) {
 	lost := before(20 * time.Minute)
 	offer := protocol.Offer{OS: "linux", Arch: "amd64", Size: "medium", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: []string{"ssd", "zone=a"}}
 	d.Runners = []protocol.Runner{
-		{ID: "rnr_01sampleone", Name: "anvil-1", Status: "online", Offer: offer, Slots: 4, Version: "0.1.0", LastSeen: &seen, CreatedAt: before(90 * 24 * time.Hour),
-			Running: []protocol.HeldJob{{Job: LiveJob, Name: "compile", Epoch: 1}, {Job: "job_01sampleleg", Name: "browsers (chromium, windows)", Epoch: 2}}},
-		{ID: "rnr_01sampletwo", Name: "anvil-2", Status: "draining", Offer: offer, Slots: 2, Version: "0.1.0", LastSeen: &seen,
-			Running: []protocol.HeldJob{{Job: "job_01sampleleg2", Name: "browsers (webkit, darwin)", Epoch: 1}}},
-		{ID: "rnr_01samplethree", Name: "bellows", Status: "offline", Offer: protocol.Offer{OS: "darwin", Arch: "arm64", Isolation: []ci.Isolation{ci.IsolationProcess}}, Slots: 1, Version: "0.1.0", LastSeen: &lost, Quarantined: 1,
-			Running: []protocol.HeldJob{{Job: AbortedJob, Name: "deploy", Epoch: 1, Quarantined: true}}},
+		{
+			ID: "rnr_01sampleone", Name: "anvil-1", Status: "online", Offer: offer, Slots: 4, Version: "0.1.0", LastSeen: &seen, CreatedAt: before(90 * 24 * time.Hour),
+			Running: []protocol.HeldJob{{Job: LiveJob, Name: "compile", Epoch: 1}, {Job: "job_01sampleleg", Name: "browsers (chromium, windows)", Epoch: 2}},
+		},
+		{
+			ID: "rnr_01sampletwo", Name: "anvil-2", Status: "draining", Offer: offer, Slots: 2, Version: "0.1.0", LastSeen: &seen,
+			Running: []protocol.HeldJob{{Job: "job_01sampleleg2", Name: "browsers (webkit, darwin)", Epoch: 1}},
+		},
+		{
+			ID: "rnr_01samplethree", Name: "bellows", Status: "offline", Offer: protocol.Offer{OS: "darwin", Arch: "arm64", Isolation: []ci.Isolation{ci.IsolationProcess}}, Slots: 1, Version: "0.1.0", LastSeen: &lost, Quarantined: 1,
+			Running: []protocol.HeldJob{{Job: AbortedJob, Name: "deploy", Epoch: 1, Quarantined: true}},
+		},
 		{ID: "rnr_01samplefour", Name: "tongs", Status: "fenced", Offer: offer, Slots: 2, Version: "0.0.9", LastSeen: &lost},
 	}
 	d.Letters = []protocol.DeadLetter{
