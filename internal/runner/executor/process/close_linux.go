@@ -28,9 +28,10 @@ func (s *sandbox) Close(ctx context.Context) (protocol.Evidence, error) {
 		return s.proof, nil
 	}
 	var killed int
+	var again bool
 	var err error
 	if !s.broken {
-		killed, err = s.closeHelper(ctx)
+		killed, again, err = s.closeHelper(ctx)
 		if err != nil && !s.broken {
 			return protocol.Evidence{How: s.how(), Killed: killed}, err
 		}
@@ -46,13 +47,18 @@ func (s *sandbox) Close(ctx context.Context) (protocol.Evidence, error) {
 	}
 	s.closed = true
 	s.proof = protocol.Evidence{Terminated: true, How: s.how(), Killed: killed}
-	s.help.close()
+	if !again {
+		s.help.close()
+	}
 	for _, st := range s.streams {
 		st.close()
 	}
 	s.streams = nil
 	for _, path := range s.scripts {
 		_ = os.Remove(path)
+	}
+	if again && s.exec.park(s) {
+		return s.proof, nil
 	}
 	s.forget()
 	return s.proof, nil
@@ -70,11 +76,12 @@ func (s *sandbox) how() string {
 }
 
 // closeHelper has the helper end the job and returns how many processes were
-// left. It sets broken when the helper fails.
-func (s *sandbox) closeHelper(ctx context.Context) (int, error) {
+// left, and whether the helper can serve another job. It sets broken when the
+// helper fails.
+func (s *sandbox) closeHelper(ctx context.Context) (killed int, again bool, err error) {
 	if err := s.help.send(&jobhelper.Message{Kind: jobhelper.KindClose}); err != nil {
 		s.broken = true
-		return 0, err
+		return 0, false, err
 	}
 	begun := time.Now()
 	grace, done := time.After(s.job.Grace), ctx.Done()
@@ -84,10 +91,11 @@ func (s *sandbox) closeHelper(ctx context.Context) (int, error) {
 		case m, ok := <-s.help.events:
 			if !ok {
 				s.broken = true
-				return 0, errHelperGone()
+				return 0, false, errHelperGone()
 			}
 			if m.Kind == jobhelper.KindGone {
-				return int(m.Num), nil
+				// A KindFinish that crossed this message ends the helper.
+				return int(m.Num), m.Text == jobhelper.Again && patience == nil, nil
 			}
 		case <-done:
 			done = nil
@@ -98,13 +106,13 @@ func (s *sandbox) closeHelper(ctx context.Context) (int, error) {
 			grace, patience = nil, time.After(s.exec.killWait)
 			if err := s.help.send(&jobhelper.Message{Kind: jobhelper.KindFinish}); err != nil {
 				s.broken = true
-				return 0, err
+				return 0, false, err
 			}
 		case <-patience:
 			// Either the kernel holds a process, or somebody stopped the helper.
 			// Without it the runner can look for itself.
 			s.broken = true
-			return 0, errHelperGone()
+			return 0, false, errHelperGone()
 		}
 	}
 }

@@ -64,8 +64,9 @@ type Executor struct {
 
 	helperWait, killWait time.Duration
 
-	mu   sync.Mutex
-	live map[string]bool // IDs of this executor's open sandboxes
+	mu     sync.Mutex
+	live   map[string]bool // IDs of this executor's open sandboxes
+	parked []*parked       // helpers that wait for a job
 }
 
 // New makes an executor. It makes the calling process a child subreaper, for

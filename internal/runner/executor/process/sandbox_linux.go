@@ -65,12 +65,16 @@ func (e *Executor) Open(ctx context.Context, job executor.Job) (executor.Sandbox
 		rec.CgroupVersion, rec.CgroupDir = group.Version, group.Dir
 	}
 	e.setLive(rec.ID, true)
+	s := &sandbox{exec: e, job: job, root: root, rec: rec}
+	if s.resume(group) {
+		return s, nil
+	}
 	file, err := createRecord(e.opts.Dir, rec)
 	if err != nil {
 		e.setLive(rec.ID, false)
 		return nil, ci.Errorf(ci.ErrUnavailable, "write sandbox record").WithCause(err)
 	}
-	s := &sandbox{exec: e, job: job, root: root, rec: rec, file: file}
+	s.file = file
 	if err := s.startHelper(group); err != nil {
 		s.forget()
 		return nil, err
@@ -84,26 +88,32 @@ func (s *sandbox) startHelper(group *jobhelper.Group) error {
 		return ci.Errorf(ci.ErrUnavailable, "start the job's helper process").WithCause(err)
 	}
 	s.help = help
+	if err := s.openJob(group); err != nil {
+		help.kill()
+		help.close()
+		return err
+	}
+	return nil
+}
+
+// openJob has the helper make ready for the job. When it fails, no cgroup is left.
+func (s *sandbox) openJob(group *jobhelper.Group) error {
 	open := &jobhelper.Message{Kind: jobhelper.KindOpen}
 	if group != nil {
 		open.Argv = []string{group.Version, group.Dir}
 	}
 	var ready *jobhelper.Message
-	if err = help.send(open); err == nil {
-		ready, err = help.expect(0, jobhelper.KindReady)
+	err := s.help.send(open)
+	if err == nil {
+		ready, err = s.help.expect(0, jobhelper.KindReady)
 	}
 	if err == nil && ready.Text != "" {
 		err = ci.Errorf(ci.ErrUnavailable, "make the job's cgroup: %s", ready.Text)
 	}
-	if err != nil {
-		help.kill()
-		help.close()
-		if group != nil {
-			_ = group.Remove()
-		}
-		return err
+	if err != nil && group != nil {
+		_ = group.Remove()
 	}
-	return nil
+	return err
 }
 
 // forget removes the record of a sandbox of which nothing is left.

@@ -22,6 +22,9 @@ const orphanWait = 5 * time.Second
 
 // Sweep implements executor.Executor.
 func (e *Executor) Sweep(ctx context.Context) ([]protocol.AttemptRef, error) {
+	if err := e.sweepParked(); err != nil {
+		return nil, err
+	}
 	paths, err := filepath.Glob(filepath.Join(e.opts.Dir, "*"+recordSuffix))
 	if err != nil {
 		return nil, err

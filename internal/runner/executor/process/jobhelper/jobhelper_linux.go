@@ -5,7 +5,9 @@
 // child subreaper, so every process of the job, also one that called setsid or
 // forked twice, stays its descendant; when wait says that it has no child, no
 // process of the job exists. It holds one end of a socket: when the runner
-// dies, the socket ends and the helper kills the whole tree before it exits.
+// dies, the socket ends and the helper kills the whole tree before it exits. When
+// nothing of the job is left, and nothing had to be asked to end, it may be given
+// the next job.
 // Where there are cgroups the job's processes are in one of their own besides,
 // the helper is outside of it, and the kernel kills them at one stroke.
 //

@@ -15,7 +15,7 @@ type helper struct {
 	null int // /dev/null, the stdin of every step
 	// signals are those that are to be set to their defaults for each fork.
 	signals []uintptr
-	group   *Group // the job's cgroup, nil where there is none; set once before the first step
+	group   *Group // the job's cgroup, nil where there is none; set before a job's first step, under mu
 	wake    chan struct{}
 
 	mu       sync.Mutex // guards what follows, and the socket's sending side
@@ -25,6 +25,9 @@ type helper struct {
 	killing  bool       // kill whatever is left
 	asked    map[procID]bool
 	leftover int
+	// disturbed: this job had processes that did not end by themselves in time. Its
+	// helper serves no other.
+	disturbed bool
 }
 
 // procID names one process.
@@ -112,6 +115,8 @@ func (h *helper) open(argv []string) string {
 	if err := g.Make(); err != nil {
 		return err.Error()
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.group = &g
 	return ""
 }
@@ -282,6 +287,7 @@ func (h *helper) endStep(seq uint32, kill bool) {
 		h.mu.Unlock()
 		return
 	}
+	h.disturbed = true
 	st.kill = st.kill || kill
 	begin := !st.watched
 	st.watched = true
@@ -340,13 +346,16 @@ func (h *helper) watch(st *step) {
 // close ends the job: it lets nothing more start, asks what is left to end, or
 // kills it. reap sees the end.
 func (h *helper) close(kill bool) {
+	h.letReap()
 	h.mu.Lock()
 	first, firstKill := !h.closing, kill && !h.killing
 	h.closing = true
 	h.killing = h.killing || kill
-	idle := h.idle
+	busy := !h.idle || h.group != nil && !h.group.Empty()
+	// At once: finish must not begin another job while this one is being ended.
+	h.disturbed = h.disturbed || busy
 	h.mu.Unlock()
-	if !idle || h.group != nil && !h.group.Empty() {
+	if busy {
 		var left []Proc
 		for _, p := range h.jobProcs() {
 			if !p.Dead() {
@@ -367,6 +376,20 @@ func (h *helper) close(kill bool) {
 		go h.killAll()
 	}
 	h.wakeReaper()
+}
+
+// letReap gives reap the moment that it needs, after the last process has ended,
+// to see that there is no other.
+func (h *helper) letReap() {
+	for range 10 {
+		h.mu.Lock()
+		settled := h.idle || h.step == nil || !h.step.exited
+		h.mu.Unlock()
+		if settled {
+			return
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
 }
 
 // ask sends SIGTERM to each of the processes that has not got it yet: to all, or
@@ -457,8 +480,9 @@ func (h *helper) reaped(pid int, status syscall.WaitStatus) {
 	}
 }
 
-// finish ends the helper when the job is closed and nothing of it is left; it
-// returns whether reap should look again at once.
+// finish ends the helper when the job is closed and nothing of it is left, or
+// makes it ready for another job; it returns whether reap should look again at
+// once.
 func (h *helper) finish() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -478,15 +502,25 @@ func (h *helper) finish() bool {
 	if !h.closing {
 		return false
 	}
+	var left error
 	if h.group != nil {
 		if !h.group.Empty() {
 			time.Sleep(time.Millisecond)
 			return true
 		}
-		_ = h.group.Remove()
+		left = h.group.Remove()
 	}
 	_, _ = syscall.Write(recordFD, []byte(EndedMark)) // before the runner can know
-	_ = control(controlFD).write(&Message{Kind: KindGone, Num: int64(h.leftover)})
+	gone := &Message{Kind: KindGone, Num: int64(h.leftover)}
+	if left == nil && !h.disturbed && !h.killing {
+		h.closing, h.step, h.group = false, nil, nil
+		gone.Text = Again
+		if control(controlFD).write(gone) == nil {
+			return false
+		}
+	} else {
+		_ = control(controlFD).write(gone)
+	}
 	os.Exit(0)
 	return false
 }

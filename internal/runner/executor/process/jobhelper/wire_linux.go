@@ -26,8 +26,11 @@ const (
 	KindFailed   Kind = 'E' // Num: errno; Text: what failed
 	KindExited   Kind = 'X' // Num: wait status; Nanos: run time
 	KindStepGone Kind = 'D'
-	KindGone     Kind = 'G' // Num: processes that were alive when Close came; the helper exits after it
+	KindGone     Kind = 'G' // Num: processes that were alive when Close came; Text: Again, or the helper exits after it
 )
+
+// Again in a KindGone says that the helper waits for the KindOpen of another job.
+const Again = "again"
 
 // Credential is the user that a step runs as.
 type Credential struct {
