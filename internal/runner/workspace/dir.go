@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -74,13 +73,6 @@ func (d *Dir) make() error {
 		if errors.Is(err, fs.ErrExist) {
 			return ci.Errorf(ci.ErrConflict, "%s has a workspace already", leaseText(d.lease)).WithCause(err)
 		}
-		return fail(err)
-	}
-	b, err := json.Marshal(d.lease)
-	if err != nil {
-		return fail(err)
-	}
-	if err := d.root.dir.WriteFile(d.rel("lease.json"), b, 0o600); err != nil {
 		return fail(err)
 	}
 	for _, name := range []string{"work", "home", "tmp", "steps"} {

@@ -6,9 +6,9 @@
 //
 //	.forgeci-workspace   the mark of ownership, and the lock against a second runner
 //	attempts/KEY.json    an attempt whose termination is not yet reported
-//	jobs/KEY/            one lease: lease.json, work, home, tmp, steps
+//	jobs/KEY/            one lease: work, home, tmp, steps
 //
-// KEY is a digest of the lease's tuple and not the tuple itself, since programs
+// What is below jobs is the runner's by the mark above it. KEY is a digest of the lease's tuple and not the tuple itself, since programs
 // put sockets below TMPDIR and the address of a socket has at most 107 bytes.
 // Anything else below the root is not this package's and is never touched.
 package workspace

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -117,7 +118,8 @@ func TestAHelperThatNobodyNeedsEndsAndLeavesNothing(t *testing.T) {
 	gone(t, helperOf(b))
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // a real process
 		left, err := os.ReadDir(e.opts.Dir)
-		if err == nil && len(left) == 0 {
+		// The prelude serves all jobs of the runner.
+		if err == nil && len(left) == 1 && left[0].Name() == "prelude.bash" {
 			break
 		}
 		if time.Now().After(end) {
@@ -192,4 +194,29 @@ func TestSweepLeavesNoRecordOfAWaitingHelper(t *testing.T) {
 		t.Error("the helper that waited does not serve after a sweep")
 	}
 	ended(t, next, "true")
+}
+
+func TestTheSharedPreludeIsRepaired(t *testing.T) {
+	t.Parallel()
+	e := newExecutor(t, Options{})
+	path := filepath.Join(e.opts.Dir, "prelude.bash")
+	for _, harm := range []func() error{
+		func() error { return nil },
+		func() error { return os.Remove(path) },
+		func() error {
+			return errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("echo harm\n"), 0o600))
+		},
+	} {
+		if err := harm(); err != nil {
+			t.Fatal(err)
+		}
+		b := open(t, e)
+		res, out, err := b.run(t, "true\necho $BASH_ENV\nfalse\n")
+		if err != nil || res.ExitCode != 1 || res.Line != 3 || out != "\n" {
+			t.Errorf("%+v, %q, %v", res, out, err)
+		}
+		if _, err := b.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -11,7 +11,7 @@ import (
 
 // traceErrors lets bash tell the line at which errexit ends the script: BASH_ENV
 // names a file that bash reads before the script, and in it a trap for ERR that
-// writes the line to a file of the runner. The trap changes nothing of what the
+// writes the line to a file beside the script. The trap changes nothing of what the
 // script does or prints: it runs under exactly the condition under which errexit
 // ends the shell, functions and subshells do not inherit it, children of the
 // shell do not get BASH_ENV, and a script that sets its own trap replaces it. A
@@ -25,21 +25,54 @@ func (s *sandbox) traceErrors(shell string, env []string) ([]string, error) {
 			return env, nil
 		}
 	}
+	u := s.exec.opts.User
+	if u == nil {
+		// Steps have the runner's user: they can make the file, and one prelude
+		// serves all of them.
+		s.scripts = append(s.scripts, s.stepFile("line"))
+		prelude, err := s.exec.prelude()
+		if err != nil {
+			return nil, err
+		}
+		return append(env, "BASH_ENV="+prelude), nil
+	}
 	line, prelude := s.stepFile("line"), s.stepFile("env")
 	if err := s.write(line, "", 0o600); err != nil {
 		return nil, err
 	}
-	if u := s.exec.opts.User; u != nil {
-		if err := os.Lchown(line, int(u.UID), int(u.GID)); err != nil {
-			return nil, ci.Errorf(ci.ErrUnavailable, "give the step its files").WithCause(err)
-		}
+	if err := os.Lchown(line, int(u.UID), int(u.GID)); err != nil {
+		return nil, ci.Errorf(ci.ErrUnavailable, "give the step its files").WithCause(err)
 	}
-	text := "unset BASH_ENV\n" +
-		`trap 'case $- in *e*) builtin printf %s "$LINENO" 2>/dev/null >|` + quote(line) + " ;; esac' ERR\n"
-	if err := s.write(prelude, text, 0o444); err != nil {
+	if err := s.write(prelude, preludeOf(quote(line)), 0o444); err != nil {
 		return nil, err
 	}
 	return append(env, "BASH_ENV="+prelude), nil
+}
+
+// preludeOf is what bash reads before a script, with the word that names the
+// file for the line.
+func preludeOf(line string) string {
+	return "unset BASH_ENV\n" +
+		`trap 'case $- in *e*) builtin printf %s "$LINENO" 2>/dev/null >|` + line + " ;; esac' ERR\n"
+}
+
+// prelude returns the file that all steps without a user of their own read
+// first. It names the file for the line by the script's. It is looked at each
+// time: who may run steps may also change the runner's files.
+func (e *Executor) prelude() (string, error) {
+	path, want := filepath.Join(e.opts.Dir, "prelude.bash"), preludeOf(`"${0%.sh}.line"`)
+	if have, err := os.ReadFile(path); err == nil && string(have) == want {
+		return path, nil
+	}
+	beside := path + "." + newID()
+	err := os.WriteFile(beside, []byte(want), 0o400)
+	if err == nil {
+		err = os.Rename(beside, path)
+	}
+	if err != nil {
+		return "", ci.Errorf(ci.ErrUnavailable, "write the step's script").WithCause(err)
+	}
+	return path, nil
 }
 
 // quote quotes a path for use inside single quotes that are themselves quoted.
