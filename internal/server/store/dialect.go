@@ -84,14 +84,29 @@ func postgres() *dialect {
 			}
 			cfg.RuntimeParams["application_name"] = "forgeci"
 			cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
-			db := stdlib.OpenDB(*cfg)
 			n := o.MaxConns
 			if n == 0 {
 				n = 16
 			}
-			db.SetMaxOpenConns(n)
-			db.SetMaxIdleConns(n)
-			return db, db, nil
+			pool := func(cfg *pgx.ConnConfig, n int) *sql.DB {
+				db := stdlib.OpenDB(*cfg)
+				db.SetMaxOpenConns(n)
+				db.SetMaxIdleConns(n)
+				return db
+			}
+			// What writes finds rows by lists of keys. The plan must not depend on
+			// statistics, which know nothing of a table that fills and empties in
+			// seconds: otherwise a list is joined by reading the whole table while that
+			// is short. It is made once for each of a few connections. What reads has
+			// filters that change the plan.
+			cfg.RuntimeParams["random_page_cost"] = "0.1"
+			write := cfg.Copy()
+			for name, value := range map[string]string{
+				"plan_cache_mode": "force_generic_plan", "enable_hashjoin": "off", "enable_mergejoin": "off",
+			} {
+				write.RuntimeParams[name] = value
+			}
+			return pool(write, max(n/2, 1)), pool(cfg, max(n-n/2, 1)), nil
 		},
 		retryable: func(err error) bool {
 			var pg *pgconn.PgError

@@ -125,9 +125,10 @@ SELECT key, value->>'run', value->>'shape', value->>'org', CAST(value->>'prio' A
 FROM json_each($1) WHERE true;
 
 -- name: QueueShapes
--- The shapes of an offer that have something of the tenant to claim.
+-- The shapes of an offer that have something of the tenant to claim. EXISTS would
+-- be made a join that reads the whole queue.
 SELECT os.shape_id FROM offer_shape os
-WHERE os.offer_id = $1 AND EXISTS (SELECT 1 FROM queue q WHERE q.org_id = $2 AND q.shape_id = os.shape_id AND q.open = 1);
+WHERE os.offer_id = $1 AND (SELECT 1 FROM queue q WHERE q.org_id = $2 AND q.shape_id = os.shape_id AND q.open = 1 LIMIT 1) = 1;
 
 -- name: QueueHeads
 SELECT job_id, run_id, org_id, prio, vft, generation FROM queue
