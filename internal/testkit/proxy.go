@@ -11,17 +11,19 @@ import (
 )
 
 // Proxy is a TCP proxy on a loopback port that breaks connections on request.
-// It carries anything; only CutReply looks into what it carries, which must
-// then be HTTP/1.1 in the clear. Its methods may be called from any goroutine.
-// It ends with the test.
+// It carries anything; only Break and CutReply look into what it carries, which
+// must then be HTTP/1.1 or PostgreSQL's protocol in the clear. Its methods may be
+// called from any goroutine. It ends with the test.
 type Proxy struct {
 	target   string
+	commits  bool // it carries PostgreSQL's protocol
 	listener net.Listener
 	done     chan struct{} // closed at the end
 	running  sync.WaitGroup
 
 	mu      sync.Mutex
-	stalled bool                  // guarded by mu
+	stalled [2]bool               // by direction; guarded by mu
+	passed  int                   // requests, or commits, so far; guarded by mu
 	refuses bool                  // guarded by mu
 	delay   time.Duration         // guarded by mu
 	changed chan struct{}         // closed and replaced at every change; guarded by mu
@@ -29,21 +31,49 @@ type Proxy struct {
 	cuts    []*cut                // guarded by mu
 }
 
-// cut is an order to lose one reply.
+// cut is an order to break a connection at one request or one commit.
 type cut struct {
-	match func(*http.Request) bool
+	match func(*http.Request) bool // nil: any
+	at    Moment
+	do    func()
 	left  int // requests still to come, this one included
 	done  chan struct{}
 }
 
+// Moment is where in the life of a request a connection breaks.
+type Moment int
+
+// Moments.
+const (
+	// Before is when nothing of the request has been passed on.
+	Before Moment = iota
+	// After is when the reply has come and nothing of it has been passed on.
+	After
+)
+
+// Directions of a proxy.
+const (
+	toServer = iota
+	toClient
+)
+
 // NewProxy starts a proxy to a TCP address.
-func NewProxy(t testing.TB, target string) *Proxy {
+func NewProxy(t testing.TB, target string) *Proxy { t.Helper(); return newProxy(t, target, false) }
+
+// NewPostgresProxy starts a proxy to a PostgreSQL server that counts commits in
+// place of HTTP requests.
+func NewPostgresProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	return newProxy(t, target, true)
+}
+
+func newProxy(t testing.TB, target string, commits bool) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("start proxy: %v", err)
 	}
-	p := &Proxy{target: target, listener: l, done: make(chan struct{}), changed: make(chan struct{}), open: map[*proxied]struct{}{}}
+	p := &Proxy{target: target, commits: commits, listener: l, done: make(chan struct{}), changed: make(chan struct{}), open: map[*proxied]struct{}{}}
 	p.running.Go(p.accept)
 	t.Cleanup(func() {
 		close(p.done)
@@ -63,7 +93,14 @@ func (p *Proxy) URL() string { return "http://" + p.Addr() }
 // Stall partitions the two sides: connections stay open, nothing arrives on
 // either side, the end of a connection included. What was sent meanwhile
 // arrives after Heal, as TCP would send it again. New connections seem to open.
-func (p *Proxy) Stall() { p.set(func() { p.stalled = true }) }
+func (p *Proxy) Stall() { p.set(func() { p.stalled = [2]bool{true, true} }) }
+
+// StallToServer partitions one way: the server's bytes arrive, the client's do
+// not.
+func (p *Proxy) StallToServer() { p.set(func() { p.stalled[toServer] = true }) }
+
+// StallToClient partitions the other way.
+func (p *Proxy) StallToClient() { p.set(func() { p.stalled[toClient] = true }) }
 
 // Refuse resets every new connection; open ones go on.
 func (p *Proxy) Refuse() { p.set(func() { p.refuses = true }) }
@@ -72,9 +109,9 @@ func (p *Proxy) Refuse() { p.set(func() { p.refuses = true }) }
 // takes 2d longer. Throughput is not limited.
 func (p *Proxy) Delay(d time.Duration) { p.set(func() { p.delay = d }) }
 
-// Heal undoes Stall, Refuse and Delay. Connections that HalfOpen or Reset broke
+// Heal undoes every Stall, Refuse and Delay. Connections that HalfOpen or Reset broke
 // stay broken.
-func (p *Proxy) Heal() { p.set(func() { p.stalled, p.refuses, p.delay = false, false, 0 }) }
+func (p *Proxy) Heal() { p.set(func() { p.stalled, p.refuses, p.delay = [2]bool{}, false, 0 }) }
 
 func (p *Proxy) set(change func()) {
 	p.mu.Lock()
@@ -115,17 +152,44 @@ func (p *Proxy) connections() []*proxied {
 // sees method, URL and headers, no body. The channel is closed when it has
 // happened. Each call is one order; orders count independently.
 func (p *Proxy) CutReply(n int, match func(*http.Request) bool) <-chan struct{} {
-	c := &cut{match: match, left: n, done: make(chan struct{})}
+	return p.Break(n, After, match, nil)
+}
+
+// Break is CutReply for either moment. When the moment has come it first calls
+// do, if there is one, then resets the connection on both sides. On a proxy of
+// PostgreSQL it counts commits and match must be nil.
+func (p *Proxy) Break(n int, at Moment, match func(*http.Request) bool, do func()) <-chan struct{} {
+	c := &cut{match: match, at: at, do: do, left: n, done: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cuts = append(p.cuts, c)
 	return c.done
 }
 
-// takeCut counts a request and returns the order that is due for it.
+// Forget drops the orders whose request has not come, and returns how many they
+// were.
+func (p *Proxy) Forget() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.cuts)
+	p.cuts = nil
+	return n
+}
+
+// Passed returns how many requests or, on a proxy of PostgreSQL, commits have
+// come to it.
+func (p *Proxy) Passed() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.passed
+}
+
+// takeCut counts a request, or a commit if there is none, and returns the order
+// that is due for it.
 func (p *Proxy) takeCut(r *http.Request) *cut {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.passed++
 	for i, c := range p.cuts {
 		if c.match != nil && !c.match(r) {
 			continue
@@ -172,7 +236,7 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	default:
 	}
-	if !p.gate(c, time.Time{}) {
+	if !p.gate(c, toServer, time.Time{}) {
 		return
 	}
 	server, err := net.DialTimeout("tcp", p.target, 10*time.Second)
@@ -181,18 +245,21 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	var both sync.WaitGroup
-	requests := &requestScanner{seen: c.request}
-	both.Go(func() { c.carry(client, server, requests.scan) })
-	both.Go(func() { c.carry(server, client, c.reply) })
+	scan := (&requestScanner{seen: c.request}).scan
+	if p.commits {
+		scan = (&commitScanner{seen: func() bool { return c.request(nil) }}).scan
+	}
+	both.Go(func() { c.carry(client, server, toServer, scan) })
+	both.Go(func() { c.carry(server, client, toClient, c.reply) })
 	both.Wait()
 }
 
-// gate waits until the given time has come and the proxy lets bytes pass. It
-// returns false when the connection is over.
-func (p *Proxy) gate(c *proxied, at time.Time) bool {
+// gate waits until the given time has come and the proxy lets bytes pass in the
+// direction. It returns false when the connection is over.
+func (p *Proxy) gate(c *proxied, direction int, at time.Time) bool {
 	for {
 		p.mu.Lock()
-		stalled, changed := p.stalled, p.changed
+		stalled, changed := p.stalled[direction], p.changed
 		p.mu.Unlock()
 		var due <-chan time.Time
 		wait := time.Until(at)
@@ -283,13 +350,13 @@ type packet struct {
 
 // carry passes on one direction, in order. look sees each piece before it is
 // passed on and says whether it may be.
-func (c *proxied) carry(from, to net.Conn, look func([]byte) bool) {
+func (c *proxied) carry(from, to net.Conn, direction int, look func([]byte) bool) {
 	packets := make(chan packet, 64)
 	var reading sync.WaitGroup
 	reading.Go(func() { c.read(from, packets) })
 	defer reading.Wait()
 	for pk := range packets {
-		if !c.proxy.gate(c, pk.at) {
+		if !c.proxy.gate(c, direction, pk.at) {
 			return
 		}
 		select {
@@ -345,13 +412,20 @@ func (c *proxied) read(from net.Conn, packets chan<- packet) {
 }
 
 // request is called with the head of each request before any of it is passed
-// on.
-func (c *proxied) request(r *http.Request) {
-	if due := c.proxy.takeCut(r); due != nil {
-		c.mu.Lock()
-		c.cut = due
-		c.mu.Unlock()
+// on, and says whether it may be.
+func (c *proxied) request(r *http.Request) bool {
+	due := c.proxy.takeCut(r)
+	switch {
+	case due == nil:
+		return true
+	case due.at == Before:
+		c.carryOut(due)
+		return false
 	}
+	c.mu.Lock()
+	c.cut = due
+	c.mu.Unlock()
+	return true
 }
 
 // reply lets a piece of a reply pass, or carries out the order to lose it.
@@ -362,7 +436,14 @@ func (c *proxied) reply([]byte) bool {
 	if due == nil {
 		return true
 	}
+	c.carryOut(due)
+	return false
+}
+
+func (c *proxied) carryOut(due *cut) {
+	if due.do != nil {
+		due.do()
+	}
 	c.reset()
 	close(due.done)
-	return false
 }

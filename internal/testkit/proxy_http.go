@@ -11,12 +11,13 @@ import (
 // requestScanner finds the heads of HTTP/1.1 requests in a byte stream that
 // comes in pieces, and skips bodies. A stream that is no HTTP is left alone.
 type requestScanner struct {
-	seen func(*http.Request)
+	seen func(*http.Request) bool
 
 	line    []byte // of the head or chunk size being collected
 	state   scanState
 	left    int64 // body bytes to skip
 	ignored bool
+	held    bool // seen has said that a request may not pass
 }
 
 type scanState int
@@ -32,9 +33,9 @@ const (
 // maxHead is where a stream without the end of a head is given up.
 const maxHead = 1 << 20
 
-// scan looks at the next piece. It always lets it pass.
+// scan looks at the next piece and says whether it may pass.
 func (s *requestScanner) scan(b []byte) bool {
-	for len(b) > 0 && !s.ignored {
+	for len(b) > 0 && !s.ignored && !s.held {
 		switch s.state {
 		case inHead:
 			b = s.collect(b, "\r\n\r\n", s.head)
@@ -52,7 +53,7 @@ func (s *requestScanner) scan(b []byte) bool {
 			})
 		}
 	}
-	return true
+	return !s.held
 }
 
 // collect gathers bytes up to and with the mark, hands them over, and returns
@@ -93,7 +94,7 @@ func (s *requestScanner) head(head []byte) {
 		s.state = inChunkSize
 	}
 	r.Body = http.NoBody
-	s.seen(r)
+	s.held = !s.seen(r)
 }
 
 func (s *requestScanner) chunkSize(line []byte) {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -220,5 +221,86 @@ func TestProxyPassesAHalfClose(t *testing.T) {
 	server.Close()
 	if b, err := io.ReadAll(client); err != nil || string(b) != "answer" {
 		t.Errorf("client read %q, %v", b, err)
+	}
+}
+
+// A commit can be kept from the database, and the database's answer from the
+// client: each is a moment of its own, and what the database holds then tells
+// them apart.
+func TestProxyBreaksAtACommit(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		at   testkit.Moment
+		want int
+	}{"before": {testkit.Before, 1}, "after": {testkit.After, 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct := testkit.Postgres(t)
+			u, err := url.Parse(direct)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := testkit.NewPostgresProxy(t, u.Host)
+			u.Host = p.Addr()
+			through, other := connect(t, u.String()), connect(t, direct)
+			insert := func(n int) error {
+				tx, err := through.Begin(t.Context())
+				if err != nil {
+					return err
+				}
+				if _, err := tx.Exec(t.Context(), "INSERT INTO thing VALUES ($1, $2)", n, strings.Repeat("commit\x01", 20000)); err != nil {
+					return err
+				}
+				return tx.Commit(t.Context())
+			}
+			if _, err := through.Exec(t.Context(), "CREATE TABLE thing (n INT, s TEXT)"); err != nil {
+				t.Fatal(err)
+			}
+			called := false
+			done := p.Break(2, c.at, nil, func() { called = true })
+			if err := insert(1); err != nil {
+				t.Fatal(err)
+			}
+			if err := insert(2); err == nil {
+				t.Fatal("the second commit was answered")
+			}
+			<-done
+			var n int
+			if err := other.QueryRow(t.Context(), "SELECT count(*) FROM thing").Scan(&n); err != nil || n != c.want || !called || p.Passed() != 2 {
+				t.Errorf("%d rows, want %d (%v); called: %v, %d commits passed", n, c.want, err, called, p.Passed())
+			}
+		})
+	}
+}
+
+// A partition of one direction lets the other's bytes through.
+func TestProxyStallsOneWay(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		stall  func(*testkit.Proxy)
+		served int32
+	}{"to the server": {(*testkit.Proxy).StallToServer, 0}, "to the client": {(*testkit.Proxy).StallToClient, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, client, served := echoServer(t)
+			c.stall(p)
+			answered := make(chan error, 1)
+			go func() {
+				_, err := post(client, p.URL()+"/a", "x")
+				answered <- err
+			}()
+			select {
+			case err := <-answered:
+				t.Fatalf("answered: %v", err)
+			case <-time.After(200 * time.Millisecond):
+			}
+			if n := served.Load(); n != c.served {
+				t.Errorf("the server was asked %d times, want %d", n, c.served)
+			}
+			p.Heal()
+			if err := <-answered; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
