@@ -33,6 +33,7 @@ import (
 // TestMain lets more tests run at once than there are processors: they wait for
 // leases and signals most of the time.
 func TestMain(m *testing.M) {
+	chaosFlags()
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
@@ -41,7 +42,13 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if dir := setting[string]("summary"); dir != "" {
+		if err := chaosSummary(dir); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(code)
 }
 
 const (
@@ -143,6 +150,16 @@ func (w *world) forgeci(args ...string) testkit.Result {
 // directory of signs in its environment.
 func (w *world) submit(jobs string, files map[string]string) ci.RunID {
 	w.t.Helper()
+	r := w.forgeci("submit", w.checkout(jobs, files))
+	if r.Code != 0 {
+		w.t.Fatalf("submit ended with %d", r.Code)
+	}
+	return ci.RunID(strings.TrimSpace(r.Stdout))
+}
+
+// checkout makes what submit submits.
+func (w *world) checkout(jobs string, files map[string]string) string {
+	w.t.Helper()
 	dir := filepath.Join(w.t.TempDir(), "checkout")
 	name, value, _ := strings.Cut(w.mark, "=")
 	all := map[string]string{
@@ -158,11 +175,7 @@ func (w *world) submit(jobs string, files map[string]string) ci.RunID {
 			w.t.Fatal(err)
 		}
 	}
-	r := w.forgeci("submit", dir)
-	if r.Code != 0 {
-		w.t.Fatalf("submit ended with %d", r.Code)
-	}
-	return ci.RunID(strings.TrimSpace(r.Stdout))
+	return dir
 }
 
 // Shell lines for steps: a step says that it has come so far, and waits for the
