@@ -18,7 +18,9 @@ func (c *Client) Register(ctx context.Context, in Register) (Registered, error) 
 	return out, err
 }
 
-// OpenSession opens a new session of the runner and ends its earlier one.
+// OpenSession opens a new session of the runner and ends its earlier one. When the
+// answer has no session, in.After is not the runner's latest: ask again with
+// Latest and the same request ID.
 func (c *Client) OpenSession(ctx context.Context, in OpenSession) (SessionOpened, error) {
 	var out SessionOpened
 	_, err := c.do(ctx, call{route: RouteOpenSession, in: in}, &out)

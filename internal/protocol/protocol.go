@@ -71,13 +71,19 @@ type OpenSession struct {
 	// but those in Alive.
 	Swept bool         `json:"swept,omitempty"`
 	Alive []AttemptRef `json:"alive,omitempty"`
+	// After is the runner's latest session. With another one nothing is opened, and
+	// the answer names it: a request of an earlier process life that was long on its
+	// way ends nothing of a later one.
+	After ci.SessionID `json:"after,omitempty"`
 	// At is the runner's wall clock, to report a large difference.
 	At time.Time `json:"at"`
 }
 
 // SessionOpened answers OpenSession.
 type SessionOpened struct {
-	Session  ci.SessionID `json:"session"`
+	// Session is empty when none was opened: ask again after Latest.
+	Session  ci.SessionID `json:"session,omitempty"`
+	Latest   ci.SessionID `json:"latest,omitempty"`
 	LeaseTTL ci.Duration  `json:"lease_ttl"`
 	// Limits the runner keeps to.
 	LogLimit int64 `json:"log_limit"` // bytes per attempt

@@ -100,8 +100,14 @@ func (p *poller) open(ctx context.Context) (hello protocol.OpenSession, opened p
 			hello.At = time.Now()
 			opened, err = p.server.call().OpenSession(try, hello)
 			cancel()
-			if err == nil {
+			switch {
+			case err == nil && opened.Session != "":
 				return hello, opened, nil
+			case err == nil && opened.Latest != hello.After:
+				hello.After = opened.Latest
+				continue
+			case err == nil:
+				err = ci.Errorf(ci.ErrUnavailable, "the server opens no session and says no reason")
 			}
 		}
 		if errors.Is(err, ci.ErrUnauthorized) && refusals < 3 {

@@ -48,6 +48,7 @@ type runner struct {
 	// Of the process life.
 	session                  ci.SessionID
 	openRequest              string
+	latest                   ci.SessionID // of the runner, as far as this life knows
 	opening, beating, saying bool
 	claiming                 int  // claims under way
 	draining                 bool // leaves when its jobs are done
@@ -207,7 +208,7 @@ func (r *runner) open() {
 	if r.openRequest == "" {
 		r.openRequest = w.newID(ci.PrefixRequest)
 	}
-	req := protocol.OpenSession{RequestID: r.openRequest, Protocol: protocol.Version, Slots: r.slots, Offer: r.offer}
+	req := protocol.OpenSession{RequestID: r.openRequest, Protocol: protocol.Version, Slots: r.slots, Offer: r.offer, After: r.latest}
 	var told []*box
 	for _, b := range r.left {
 		if !b.alive {
@@ -226,10 +227,14 @@ func (r *runner) open() {
 	}
 	w.send(&call{route: "session", text: fmt.Sprintf("%s ended=%d swept=%v alive=%d", r.name, len(told), req.Swept, len(req.Alive)), from: r, stored: true, exec: func(n *node) (any, error) {
 		got, err := n.e.OpenSession(w.ctx, r.who, req)
-		return got.Session, err
+		return got, err
 	}, truth: func(rep any) {
 		w.read(func(tx *store.Tx) error {
-			s, ok, err := tx.Session(w.ctx, rep.(ci.SessionID))
+			got := rep.(protocol.SessionOpened)
+			if got.Session == "" {
+				return nil
+			}
+			s, ok, err := tx.Session(w.ctx, got.Session)
 			if err == nil && (!ok || s.Runner != r.who.Runner) {
 				w.bad("what is answered is stored", "session %v", rep)
 			}
@@ -240,7 +245,13 @@ func (r *runner) open() {
 		if err != nil {
 			w.bad("typed refusals", "open session: %v", err)
 		}
-		r.session, r.openRequest, r.drained = rep.(ci.SessionID), "", false
+		got := rep.(protocol.SessionOpened)
+		if got.Session == "" { // another session of the runner is later than the one named
+			r.latest = got.Latest
+			r.open()
+			return
+		}
+		r.session, r.latest, r.openRequest, r.drained = got.Session, got.Session, "", false
 		r.left = slices.DeleteFunc(r.left, func(b *box) bool { return slices.Contains(told, b) })
 	}})
 }
@@ -422,7 +433,7 @@ func (r *runner) end() {
 	}
 	r.left = append(r.left, r.ended...)
 	r.works, r.ended = nil, nil
-	r.session, r.openRequest = "", ""
+	r.session, r.latest, r.openRequest = "", "", ""
 	r.opening, r.beating, r.saying, r.draining, r.leaving, r.claiming = false, false, false, false, false, 0
 }
 

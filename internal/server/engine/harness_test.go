@@ -165,6 +165,7 @@ func (a *agent) open(slots int, terminated ...protocol.AttemptRef) {
 	got, err := a.w.e.OpenSession(a.w.ctx, a.who, protocol.OpenSession{
 		RequestID: itoa(a.w.n), Protocol: 1, Slots: slots,
 		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: a.labels}, Terminated: terminated,
+		After: a.session,
 	})
 	if err != nil {
 		a.w.t.Fatal(err)

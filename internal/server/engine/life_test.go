@@ -185,7 +185,7 @@ func TestASweptHostFreesSlotsOfTicketsThatNeverArrived(t *testing.T) {
 			return protocol.AttemptRef{Job: refs[name].Job, Epoch: refs[name].Epoch}
 		}
 		if _, err := w.e.OpenSession(w.ctx, a.who, protocol.OpenSession{
-			RequestID: "swept", Protocol: 1, Slots: 3,
+			RequestID: "swept", Protocol: 1, Slots: 3, After: a.session,
 			Terminated: []protocol.AttemptRef{of("lost")}, Swept: true, Alive: []protocol.AttemptRef{of("alive")},
 		}); err != nil {
 			w.t.Fatal(err)

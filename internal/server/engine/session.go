@@ -65,7 +65,9 @@ func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, grant
 // end: nothing more is given to them. Attempts that the request reports as
 // terminated, or rules out as swept, end at once (reason runner_restarted,
 // decided by phase and policy); others keep their leases. A fenced or draining runner is active again. The
-// same request ID gives the same session.
+// same request ID gives the same session. A request that does not name the
+// runner's latest session opens none and is told it: only who has heard of a
+// session may end it.
 func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.OpenSession) (protocol.SessionOpened, error) {
 	switch {
 	case req.RequestID == "" || len(req.RequestID) > 128:
@@ -84,6 +86,7 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 	var ended []store.Session
 	opened := protocol.SessionOpened{LeaseTTL: ci.Duration(e.LeaseTTL), LogLimit: e.LogLimit}
 	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
+		ended, opened.Latest = nil, ""
 		runner, ok, err := t.LockRunner(ctx, who.Runner)
 		if err != nil {
 			return err
@@ -97,6 +100,10 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 		}
 		if repeated {
 			session, served = old, nil
+			return nil
+		}
+		if req.After != runner.Session {
+			session, opened.Latest = store.Session{State: "ended"}, runner.Session
 			return nil
 		}
 		if ended, err = t.SessionsOfRunner(ctx, who.Runner); err != nil {

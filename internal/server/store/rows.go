@@ -273,10 +273,11 @@ type Runner struct {
 	PublicKey string
 	Granted   string
 	Status    string
+	Session   ci.SessionID // its latest
 }
 
 func scanRunner(r scanner, v *Runner) error {
-	return r.Scan(&v.ID, &v.Org, &v.Name, &v.PublicKey, &v.Granted, &v.Status)
+	return r.Scan(&v.ID, &v.Org, &v.Name, &v.PublicKey, &v.Granted, &v.Status, &v.Session)
 }
 
 // Session is one process life of a runner.

@@ -290,6 +290,26 @@ func (t *Tx) ReleaseRunnerOccupancy(ctx context.Context, id ci.RunnerID) ([]Atte
 	return query(ctx, t, "OccupancyReleaseRunner", scanAttemptKey, id)
 }
 
+// OccupiedJobs returns those of the jobs of which an attempt takes a slot: it runs,
+// or is not proven to have ended.
+func (t *Tx) OccupiedJobs(ctx context.Context, ids []ci.JobID) (map[ci.JobID]bool, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	rows, err := query(ctx, t, "OccupiedJobs", func(r scanner, v *ci.JobID) error { return r.Scan(v) }, keys(ids))
+	out := make(map[ci.JobID]bool, len(rows))
+	for _, id := range rows {
+		out[id] = true
+	}
+	return out, err
+}
+
+// RunOccupied reports whether an attempt of the run takes a slot.
+func (t *Tx) RunOccupied(ctx context.Context, id ci.RunID) (bool, error) {
+	n, _, err := one(ctx, t, "RunOccupied", func(r scanner, v *int64) error { return r.Scan(v) }, id)
+	return n > 0, err
+}
+
 // Quarantine keeps the slots of attempts whose termination is not proven.
 func (t *Tx) Quarantine(ctx context.Context, ks []AttemptKey) error {
 	_, err := t.exec(ctx, "OccupancyQuarantine", attemptKeys(ks))
@@ -317,9 +337,12 @@ func (t *Tx) SetRunnerStatus(ctx context.Context, id ci.RunnerID, status string)
 	return err
 }
 
-// InsertSession stores a new session, present.
+// InsertSession stores a new session, present, and makes it its runner's latest.
 func (t *Tx) InsertSession(ctx context.Context, s Session) error {
 	_, err := t.exec(ctx, "SessionInsert", s.ID, s.Org, s.Runner, s.RequestID, s.Offer, s.Slots, s.Protocol, s.Version, s.OpenedUS)
+	if err == nil {
+		_, err = t.exec(ctx, "RunnerSession", s.Runner, s.ID)
+	}
 	return err
 }
 

@@ -86,6 +86,7 @@ CREATE TABLE runner (
   public_key TEXT NOT NULL,                     -- hex
   granted TEXT NOT NULL DEFAULT '[]',           -- labels the registration grants
   status TEXT NOT NULL DEFAULT 'active' CHECK (status IN ('active', 'draining', 'fenced')),
+  session_id TEXT NOT NULL DEFAULT '',          -- its latest session
   created_us BIGINT NOT NULL,
   UNIQUE (org_id, public_key)
 );

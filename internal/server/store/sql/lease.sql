@@ -53,7 +53,9 @@ SELECT COALESCE(MAX(expires_us), 0) FROM lease;
 -- name: LeasesShorten
 -- Leases that would live longer than any is given: the clock was set back while
 -- no server looked.
-UPDATE lease SET expires_us = $2 WHERE expires_us > $1;
+-- The limit of execution was as far off as the lease.
+UPDATE lease SET expires_us = $2, deadline_us = CASE WHEN deadline_us > 0 THEN deadline_us - (expires_us - $2) ELSE 0 END
+WHERE expires_us > $1;
 
 -- name: AttemptsInsert
 INSERT INTO attempt (job_id, epoch, run_id, org_id, runner_id, session_id, lease_id, claim_request, state, phase, claimed_us)
@@ -148,6 +150,12 @@ DELETE FROM occupancy WHERE runner_id = $1 RETURNING job_id, epoch;
 -- name: OccupancyOfRunner
 SELECT job_id, epoch FROM occupancy WHERE runner_id = $1 ORDER BY job_id, epoch;
 
+-- name: OccupiedJobs
+SELECT DISTINCT job_id FROM occupancy WHERE job_id IN (SELECT key FROM json_each($1));
+
+-- name: RunOccupied
+SELECT COUNT(*) FROM occupancy WHERE job_id IN (SELECT id FROM job WHERE run_id = $1);
+
 -- name: OccupancyQuarantine
 UPDATE occupancy SET quarantined = 1 WHERE (job_id, epoch) IN
   (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1));
@@ -157,10 +165,10 @@ INSERT INTO runner (id, org_id, name, public_key, granted, created_us) VALUES ($
 ON CONFLICT (org_id, public_key) DO UPDATE SET name = excluded.name, granted = excluded.granted;
 
 -- name: RunnerByKey
-SELECT id, org_id, name, public_key, granted, status FROM runner WHERE org_id = $1 AND public_key = $2;
+SELECT id, org_id, name, public_key, granted, status, session_id FROM runner WHERE org_id = $1 AND public_key = $2;
 
 -- name: RunnerLock
-SELECT id, org_id, name, public_key, granted, status FROM runner WHERE id = $1 /*lock*/;
+SELECT id, org_id, name, public_key, granted, status, session_id FROM runner WHERE id = $1 /*lock*/;
 
 -- name: RunnerStatus
 UPDATE runner SET status = $2 WHERE id = $1;
@@ -168,6 +176,9 @@ UPDATE runner SET status = $2 WHERE id = $1;
 -- name: SessionInsert
 INSERT INTO session (id, org_id, runner_id, request_id, offer_id, slots, protocol, version, opened_us)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9);
+
+-- name: RunnerSession
+UPDATE runner SET session_id = $2 WHERE id = $1;
 
 -- name: SessionByRequest
 SELECT {{session}} FROM session s JOIN runner r ON r.id = s.runner_id WHERE s.runner_id = $1 AND s.request_id = $2;
