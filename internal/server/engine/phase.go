@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -38,7 +39,7 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 	if len(ops) == 0 {
 		return nil
 	}
-	var refs, executing []ci.LeaseRef
+	var refs, limited []ci.LeaseRef
 	var phases []ci.Phase
 	var steps []store.StepOf
 	latest := map[ci.JobID]int{} // position in refs
@@ -72,8 +73,8 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 			refs = append(refs, ref)
 			phases = append(phases, op.req.Phase)
 		}
-		if op.req.Phase == ci.PhaseExecuting {
-			executing = append(executing, ref)
+		if op.req.Phase == ci.PhaseExecuting || op.req.Phase == ci.PhaseFinalising {
+			limited = append(limited, ref)
 		}
 		t.record(store.Audit{
 			Org: j.Org, Actor: string(ref.Runner), Action: "phase", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
@@ -85,14 +86,19 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 			return err
 		}
 	}
-	if err := t.limitExecution(ctx, b, executing); err != nil {
+	if err := t.limitPhase(ctx, b, limited); err != nil {
 		return err
 	}
 	return t.UpsertSteps(ctx, steps, b.now)
 }
 
-// limitExecution sets the server's own limit on attempts that start executing.
-func (t *txn) limitExecution(ctx context.Context, b *board, refs []ci.LeaseRef) error {
+// finaliseLeast is the least time that an attempt has for its uploads, which do
+// not count towards its job's timeout.
+const finaliseLeast = time.Hour
+
+// limitPhase sets the server's own limit on attempts that start executing, or
+// finalising.
+func (t *txn) limitPhase(ctx context.Context, b *board, refs []ci.LeaseRef) error {
 	if len(refs) == 0 {
 		return nil
 	}
@@ -110,7 +116,11 @@ func (t *txn) limitExecution(ctx context.Context, b *board, refs []ci.LeaseRef) 
 		if err != nil {
 			return err
 		}
-		limit := spec.Timeout.Std() + t.e.Grace + t.e.LeaseTTL
+		limit := spec.Timeout.Std()
+		if b.jobs[r.Job].Phase == ci.PhaseFinalising {
+			limit = max(limit, finaliseLeast)
+		}
+		limit += t.e.Grace + t.e.LeaseTTL
 		deadlines[i] = b.now + limit.Microseconds()
 	}
 	return t.SetDeadlines(ctx, refs, deadlines, b.now)
