@@ -12,11 +12,12 @@ func JobTransitions() []Transition {
 		{StateWaiting, StateReady, "all needs have finished and its condition holds"},
 		{StateWaiting, StateFinished, "skipped, or cancelled before it started"},
 		{StateReady, StateRunning, "claimed: next epoch, lease"},
+		{StateReady, StateCancelling, "its run is cancelled, and an attempt that was lost may still run"},
 		{StateReady, StateFinished, "cancelled before it started"},
 		{StateRunning, StateReady, "the attempt was lost or failed, and policy grants another"},
 		{StateRunning, StateCancelling, "its run is cancelled"},
 		{StateRunning, StateFinished, "completed, aborted, or dead letter"},
-		{StateCancelling, StateFinished, "termination of its sandbox is proven, or its host fenced"},
+		{StateCancelling, StateFinished, "termination of all its sandboxes is proven, or their hosts fenced"},
 	}
 }
 

@@ -77,12 +77,15 @@ func clip(s string, n int) string {
 // advance writes the changed jobs and follows from those that finished to what
 // becomes ready or skipped behind them, and to runs that end. The runs are
 // locked, so that two siblings that finish together do not each see the other
-// as running.
+// as running. A cancelled run whose jobs have all finished ends when nothing of it
+// may still run.
 func (b *board) advance(ctx context.Context, changed []*store.Job) error {
-	if len(changed) == 0 {
-		return nil
-	}
 	touched := map[ci.RunID]*store.Run{}
+	for id, run := range b.runs {
+		if run.State == ci.StateCancelling && run.JobsLeft == 0 {
+			touched[id] = run // it waits for proof that nothing of it runs
+		}
+	}
 	for len(changed) > 0 {
 		if err := b.t.UpdateJobs(ctx, changed); err != nil {
 			return err
@@ -115,7 +118,11 @@ func (b *board) advance(ctx context.Context, changed []*store.Job) error {
 		if run.StartedUS == 0 {
 			run.StartedUS = b.now
 		}
-		if run.JobsLeft == 0 {
+		over, err := b.over(ctx, run)
+		if err != nil {
+			return err
+		}
+		if over {
 			run.Conclusion, run.Reason = dag.Conclude(dag.Tally{
 				Failed: run.Failed, TimedOut: run.TimedOut, Infra: run.Infra,
 				Cancelled: run.State == ci.StateCancelling,
@@ -133,6 +140,17 @@ func (b *board) advance(ctx context.Context, changed []*store.Job) error {
 		return nil
 	}
 	return b.t.UpdateRuns(ctx, runs)
+}
+
+// over reports whether a run has ended: all its jobs have, and when it is
+// cancelled nothing of it may still run, not even an attempt that was given up as
+// lost.
+func (b *board) over(ctx context.Context, run *store.Run) (bool, error) {
+	if run.JobsLeft > 0 || run.State != ci.StateCancelling {
+		return run.JobsLeft == 0, nil
+	}
+	occupied, err := b.t.RunOccupied(ctx, run.ID)
+	return !occupied, err
 }
 
 // actorServer is the actor of what the server decides by itself.

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/server/store"
@@ -10,8 +12,8 @@ import (
 // Cancel asks for the end of a run. It takes the run's lock, raises the cancel
 // version, concludes what has not started and asks the holders of leases to
 // stop. When nothing may still run the run is cancelled at once; otherwise it
-// stays cancelling until every sandbox is reported terminated or its host is
-// fenced. A run that had finished is ErrConflict; repeating changes nothing.
+// stays cancelling until every sandbox of it, those of lost attempts too, is
+// reported terminated or its host is fenced. A run that had finished is ErrConflict; repeating changes nothing.
 func (e *Engine) Cancel(ctx context.Context, org ci.OrgID, actor string, id ci.RunID) error {
 	return e.transact(ctx, func(ctx context.Context, t *txn) error {
 		b, _, err := t.lockBoard(ctx, []ci.RunID{id}, nil)
@@ -65,17 +67,28 @@ func (t *txn) cancelJobs(ctx context.Context, b *board, run *store.Run) error {
 	if err != nil {
 		return err
 	}
+	unfinished := make([]ci.JobID, len(rows))
+	for i, j := range rows {
+		unfinished[i] = j.ID
+	}
+	occupied, err := t.OccupiedJobs(ctx, unfinished)
+	if err != nil {
+		return err
+	}
 	var held []ci.JobID
 	var attempts []store.AttemptKey
 	var changed []*store.Job
 	for i := range rows {
 		j := &rows[i]
 		b.jobs[j.ID] = j
-		if j.State == ci.StateRunning {
+		switch {
+		case j.State == ci.StateRunning:
 			j.State = ci.StateCancelling
 			held = append(held, j.ID)
 			attempts = append(attempts, store.AttemptKey{Job: j.ID, Epoch: j.Epoch})
-		} else {
+		case occupied[j.ID]: // requeued, and an attempt that was lost may still run
+			j.State = ci.StateCancelling
+		default:
 			b.conclude(j, ci.ConclusionCancelled, ci.ReasonUser, "cancelled before it started")
 		}
 		changed = append(changed, j)
@@ -93,9 +106,9 @@ func (t *txn) cancelJobs(ctx context.Context, b *board, run *store.Run) error {
 	return b.advance(ctx, changed)
 }
 
-// lockAttempts locks the runs, leases and jobs of a runner's attempts that have not
-// ended, so that no other transaction decides about them between what is read and
-// what is written.
+// lockAttempts locks the runs, leases and jobs of a runner's attempts that are not
+// proven to have ended, so that no other transaction decides about them between
+// what is read and what is written.
 func (t *txn) lockAttempts(ctx context.Context, runner ci.RunnerID, keys []store.AttemptKey) error {
 	rows, err := t.Attempts(ctx, keys)
 	if err != nil {
@@ -104,7 +117,7 @@ func (t *txn) lockAttempts(ctx context.Context, runner ci.RunnerID, keys []store
 	var runs []ci.RunID
 	var jobs []ci.JobID
 	for _, a := range rows {
-		if a.Runner == runner && a.State != ci.StateFinished {
+		if a.Runner == runner && (a.State != ci.StateFinished || a.Evidence == "") {
 			runs = append(runs, a.Run)
 			jobs = append(jobs, a.Job)
 		}
@@ -116,8 +129,10 @@ func (t *txn) lockAttempts(ctx context.Context, runner ci.RunnerID, keys []store
 	return err
 }
 
-// settleTerminated concludes jobs of cancelling runs whose attempts are now
-// proven to have ended without holding a lease any more.
+// settleTerminated records that attempts without a lease are proven to have ended,
+// and concludes what of cancelling runs waited for that: a job when none of its
+// attempts may still run, and the run behind its last job likewise. Their runs are
+// locked (lockAttempts).
 func (t *txn) settleTerminated(ctx context.Context, keys []store.AttemptKey, evidence, actor string) error {
 	if len(keys) == 0 {
 		return nil
@@ -136,33 +151,34 @@ func (t *txn) settleTerminated(ctx context.Context, keys []store.AttemptKey, evi
 			Org: a.Org, Actor: actor, Action: "terminated", Run: a.Run, Job: a.Job, Epoch: a.Epoch,
 			Object: string(a.Lease), Detail: evidence,
 		})
-		if a.State == ci.StateCancelling {
-			runs = append(runs, a.Run)
-			jobs = append(jobs, a.Job)
-		}
-	}
-	if len(jobs) == 0 {
-		return nil
+		runs = append(runs, a.Run)
+		jobs = append(jobs, a.Job)
 	}
 	b, leases, err := t.lockBoard(ctx, runs, jobs)
 	if err != nil {
 		return err
 	}
-	var changed []*store.Job
+	occupied, err := t.OccupiedJobs(ctx, jobs)
+	if err != nil {
+		return err
+	}
 	var ended []store.Attempt
 	for _, a := range rows {
-		j := b.jobs[a.Job]
-		if a.State != ci.StateCancelling || j == nil || j.State != ci.StateCancelling || j.Epoch != a.Epoch || leases[a.Job] != nil {
-			continue
+		if l := leases[a.Job]; a.State == ci.StateCancelling && (l == nil || l.Epoch != a.Epoch) {
+			a.State, a.Conclusion, a.Evidence, a.EndedUS = ci.StateFinished, ci.ConclusionCancelled, evidence, b.now
+			ended = append(ended, a)
 		}
-		b.conclude(j, ci.ConclusionCancelled, ci.ReasonUser, "")
-		changed = append(changed, j)
-		a.State, a.Conclusion, a.Evidence, a.EndedUS = ci.StateFinished, ci.ConclusionCancelled, evidence, b.now
-		ended = append(ended, a)
 	}
 	if len(ended) > 0 {
 		if err := t.EndAttempts(ctx, ended); err != nil {
 			return err
+		}
+	}
+	var changed []*store.Job
+	for _, id := range slices.Sorted(maps.Keys(b.jobs)) {
+		if j := b.jobs[id]; j.State == ci.StateCancelling && leases[id] == nil && !occupied[id] {
+			b.conclude(j, ci.ConclusionCancelled, ci.ReasonUser, "")
+			changed = append(changed, j)
 		}
 	}
 	return b.advance(ctx, changed)

@@ -43,12 +43,16 @@ func (t *txn) applyEndings(ctx context.Context, b *board, endings []*ending) err
 	if err := t.fence(ctx, b, endings); err != nil {
 		return err
 	}
+	occupied, err := t.occupiedCancelling(ctx, endings)
+	if err != nil {
+		return err
+	}
 	var changed []*store.Job
 	var bindings []store.NewBinding
 	var logs []store.LogEnd
 	for _, en := range endings {
 		t.releaseAdmission(en.lease.Org, 1)
-		t.concludeJob(b, en)
+		t.concludeJob(b, en, occupied[en.job.ID])
 		changed = append(changed, en.job)
 		for _, a := range en.bind {
 			bindings = append(bindings, store.NewBinding{Run: en.job.Run, Job: en.job.ID, Name: a.Name, Artifact: a.ID, Org: en.job.Org})
@@ -129,13 +133,26 @@ func (t *txn) fence(ctx context.Context, b *board, endings []*ending) error {
 	return nil
 }
 
-// concludeJob says what the job is now.
-func (t *txn) concludeJob(b *board, en *ending) {
+// occupiedCancelling returns the jobs of cancelling runs of which an attempt,
+// this one or an earlier one, is not proven to have ended.
+func (t *txn) occupiedCancelling(ctx context.Context, endings []*ending) (map[ci.JobID]bool, error) {
+	var ids []ci.JobID
+	for _, en := range endings {
+		if en.job.State == ci.StateCancelling {
+			ids = append(ids, en.job.ID)
+		}
+	}
+	return t.OccupiedJobs(ctx, ids)
+}
+
+// concludeJob says what the job is now; occupied, which counts only while
+// cancelling, that one of its attempts may still run.
+func (t *txn) concludeJob(b *board, en *ending, occupied bool) {
 	j := en.job
 	j.InfraUsed, j.GrantedUsed = int64(en.outcome.Used.Infra), int64(en.outcome.Used.Granted)
 	j.ExitCode = en.exit
 	if j.State == ci.StateCancelling {
-		if en.evidence != "" {
+		if !occupied {
 			b.conclude(j, ci.ConclusionCancelled, ci.ReasonUser, en.detail)
 		}
 		return // else: unresolved until termination is proven
@@ -176,7 +193,7 @@ func endedAttempts(b *board, endings []*ending) ([]store.Attempt, error) {
 		if en.winner {
 			a.Winner = 1
 		}
-		if en.job.State == ci.StateCancelling { // the sandbox may still run
+		if en.evidence == "" && en.job.State == ci.StateCancelling { // the sandbox may still run
 			a.State, a.EndedUS = ci.StateCancelling, 0
 		}
 		if en.op != nil {

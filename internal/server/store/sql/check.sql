@@ -33,7 +33,14 @@ SELECT 'run ' || r.id || ' counts ' || r.jobs_left || ' jobs left, has ' || x.n 
   WHERE r.jobs_left <> x.n;
 
 -- name: CheckRunFinished
-SELECT 'run ' || id || ' has no job left and is ' || state FROM run WHERE (jobs_left = 0) <> (state = 'finished');
+SELECT 'run ' || id || ' has no job left and is ' || state FROM run
+WHERE (jobs_left = 0) <> (state = 'finished') AND NOT (jobs_left = 0 AND state = 'cancelling'
+  AND EXISTS (SELECT 1 FROM occupancy o JOIN job j ON j.id = o.job_id WHERE j.run_id = run.id));
+
+-- name: CheckCancelledProven
+SELECT 'job ' || j.id || ' of run ' || r.id || ' is cancelled, and its attempt ' || o.epoch || ' may still run'
+FROM occupancy o JOIN job j ON j.id = o.job_id JOIN run r ON r.id = j.run_id
+WHERE j.conclusion = 'cancelled' OR r.conclusion = 'cancelled';
 
 -- name: CheckNeedsLeft
 SELECT 'job ' || j.id || ' counts ' || j.needs_left || ' needs left, has ' || x.n FROM job j JOIN (
