@@ -653,6 +653,7 @@ type scripted struct {
 
 func (e *scripted) Class() ci.Isolation         { return cmp.Or(e.class, ci.IsolationProcess) }
 func (e *scripted) Check(context.Context) error { return nil }
+func (e *scripted) Close()                      {}
 func (e *scripted) Sweep(context.Context) ([]protocol.AttemptRef, error) {
 	return e.sweep, nil
 }

@@ -184,6 +184,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	err := r.poller.run(polling)
 	jobs.Wait()
+	for _, e := range r.cfg.Executors {
+		e.Close()
+	}
 	if session := r.poller.session.Load(); session != nil && err == nil {
 		r.poller.tell(life, session.Session, true)
 	}

@@ -29,6 +29,9 @@ type Executor interface {
 	// left, also of those that are not returned because their sandbox had been
 	// closed, or never opened.
 	Sweep(ctx context.Context) ([]protocol.AttemptRef, error)
+	// Close ends and removes what the executor keeps between jobs. Every sandbox is
+	// closed, and none is opened any more.
+	Close()
 }
 
 // Job describes the sandbox to make.

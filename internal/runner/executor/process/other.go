@@ -45,6 +45,9 @@ func (*Executor) Open(context.Context, executor.Job) (executor.Sandbox, error) {
 // Sweep fails.
 func (*Executor) Sweep(context.Context) ([]protocol.AttemptRef, error) { return nil, errSystem() }
 
+// Close does nothing.
+func (*Executor) Close() {}
+
 func errSystem() error {
 	return ci.Errorf(ci.ErrIncompatible, "the executor of class process needs Linux, not %s", runtime.GOOS)
 }

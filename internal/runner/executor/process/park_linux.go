@@ -43,12 +43,13 @@ func (e *Executor) park(s *sandbox) bool {
 		return false
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	delete(e.live, s.rec.ID)
 	if len(e.parked) == mostParked {
-		go p.end()
+		e.mu.Unlock()
+		p.end()
 		return true
 	}
+	defer e.mu.Unlock()
 	e.parked = append(e.parked, p)
 	p.idle = time.AfterFunc(parkTime, func() {
 		if e.unpark(p) != nil {
@@ -71,6 +72,14 @@ func (e *Executor) unpark(this *parked) *parked {
 		}
 	}
 	return nil
+}
+
+// Close implements executor.Executor.
+func (e *Executor) Close() {
+	for p := e.unpark(nil); p != nil; p = e.unpark(nil) {
+		p.end()
+	}
+	_ = os.Remove(filepath.Join(e.opts.Dir, preludeName))
 }
 
 // end ends a helper that waits.

@@ -119,7 +119,7 @@ func TestAHelperThatNobodyNeedsEndsAndLeavesNothing(t *testing.T) {
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // a real process
 		left, err := os.ReadDir(e.opts.Dir)
 		// The prelude serves all jobs of the runner.
-		if err == nil && len(left) == 1 && left[0].Name() == "prelude.bash" {
+		if err == nil && len(left) == 1 && left[0].Name() == preludeName {
 			break
 		}
 		if time.Now().After(end) {
@@ -199,7 +199,7 @@ func TestSweepLeavesNoRecordOfAWaitingHelper(t *testing.T) {
 func TestTheSharedPreludeIsRepaired(t *testing.T) {
 	t.Parallel()
 	e := newExecutor(t, Options{})
-	path := filepath.Join(e.opts.Dir, "prelude.bash")
+	path := filepath.Join(e.opts.Dir, preludeName)
 	for _, harm := range []func() error{
 		func() error { return nil },
 		func() error { return os.Remove(path) },
@@ -218,5 +218,25 @@ func TestTheSharedPreludeIsRepaired(t *testing.T) {
 		if _, err := b.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestAClosedExecutorLeavesNoHelper(t *testing.T) {
+	t.Parallel()
+	e := newExecutor(t, Options{})
+	var all []process
+	boxes := []*box{open(t, e), open(t, e), open(t, e)}
+	for _, b := range boxes {
+		all = append(all, helperOf(b))
+		ended(t, b, "true")
+	}
+	e.Close()
+	for _, p := range all {
+		if p.alive() {
+			t.Errorf("helper %d outlived Close", p.PID)
+		}
+	}
+	if left, err := os.ReadDir(e.opts.Dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

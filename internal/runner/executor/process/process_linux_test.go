@@ -209,6 +209,7 @@ func TestEvidenceNamesTheProof(t *testing.T) {
 		if group != nil && group.Exists() {
 			t.Errorf("%s: the cgroup is left", tracking)
 		}
+		b.e.Close()
 		if names, _ := os.ReadDir(b.e.opts.Dir); len(names) > 0 {
 			t.Errorf("%s: records left: %v", tracking, names)
 		}

@@ -56,11 +56,13 @@ func preludeOf(line string) string {
 		`trap 'case $- in *e*) builtin printf %s "$LINENO" 2>/dev/null >|` + line + " ;; esac' ERR\n"
 }
 
+const preludeName = "prelude.bash"
+
 // prelude returns the file that all steps without a user of their own read
 // first. It names the file for the line by the script's. It is looked at each
 // time: who may run steps may also change the runner's files.
 func (e *Executor) prelude() (string, error) {
-	path, want := filepath.Join(e.opts.Dir, "prelude.bash"), preludeOf(`"${0%.sh}.line"`)
+	path, want := filepath.Join(e.opts.Dir, preludeName), preludeOf(`"${0%.sh}.line"`)
 	if have, err := os.ReadFile(path); err == nil && string(have) == want {
 		return path, nil
 	}
