@@ -49,9 +49,9 @@ bench-load: ## measure the product under load, one JSON line each; ONLY=drain na
 	@./scripts/test-deps.sh tar zstd
 	@$(GO) run ./internal/testkit/cmd/benchload $(if $(ONLY),-only $(ONLY))
 
-sim: ## simulate SEEDS seeds (500) from SEED (1); the last line is one JSON object
+sim: ## simulate SEEDS seeds (500) from SEED (1; next: the committed counter); the last line is one JSON object
 	@summary=$$(mktemp) && trap 'rm -f "$$summary"' EXIT; \
-	$(GO) test -count=1 -timeout 2h -run '^TestSeeds$$' ./internal/sim -args -seeds $(or $(SEEDS),500) -seed $(or $(SEED),1) -summary "$$summary" $(if $(HISTORY),-history -test.v); \
+	$(GO) test -count=1 -timeout 2h -run '^TestSeeds$$' ./internal/sim -args -seeds $(or $(SEEDS),500) $(if $(filter next,$(SEED)),-next,-seed $(or $(SEED),1)) -summary "$$summary" $(if $(HISTORY),-history -test.v); \
 	status=$$?; cat "$$summary"; exit $$status
 
 chaos: ## break real processes on purpose; CHAOS='-points 4 -rounds 2' sizes it; the last line is one JSON object

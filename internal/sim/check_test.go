@@ -30,6 +30,7 @@ type mirror struct {
 	occupied   []store.Occupant
 	logs       map[store.AttemptKey]int64 // acknowledged bytes
 	runsCode   map[ci.JobID]int           // attempts that started a process of the user
+	readied    int64                      // how often a job has become ready
 	// pending: the clock has jumped and no node has repaired it yet.
 	pending bool
 	// fresh: a node has started since that jump.
@@ -125,7 +126,11 @@ func (t *touched) add(a store.Audit) {
 // follow compares the rows that the step touched with what they were.
 func (w *world) follow() {
 	m := &w.mirror
+	if w.followedAt == w.commits {
+		return
+	}
 	w.shifted()
+	commits := w.commits
 	w.read(func(tx *store.Tx) error {
 		var t touched
 		for _, o := range w.orgs {
@@ -141,6 +146,8 @@ func (w *world) follow() {
 				o.seq, o.chain = a.Seq, a.Hash
 				w.tell("  audit %s %s %s %s/%d %s %s %s", short(a.Actor), a.Action, short(a.Run), short(a.Job), a.Epoch, short(a.Object), a.Detail, a.Hash[:8])
 				t.add(a)
+				w.sawEnd(a)
+				w.sawProof(a)
 			}
 		}
 		if t.shifted {
@@ -160,7 +167,34 @@ func (w *world) follow() {
 		}
 		return nil
 	})
-	w.known = w.moved
+	w.known, w.followedAt = w.moved, commits
+}
+
+// sawProof counts proofs of termination that something waited for.
+func (w *world) sawProof(a store.Audit) {
+	m := &w.mirror
+	k := store.AttemptKey{Job: a.Job, Epoch: a.Epoch}
+	if a.Action != "terminated" {
+		return
+	}
+	fenced := a.Actor == actor
+	l := m.leases[k.Job]
+	waits := m.attempts[k].State == ci.StateCancelling && (l == nil || l.row.Epoch != k.Epoch)
+	quarantined := slices.ContainsFunc(m.occupied, func(o store.Occupant) bool {
+		return o.Job == k.Job && o.Epoch == k.Epoch && o.Quarantined > 0
+	})
+	switch {
+	case waits && fenced:
+		w.saw(evCancelFence)
+	case waits:
+		w.saw(evCancelProof)
+	}
+	switch {
+	case quarantined && fenced:
+		w.saw(evQuarantineFence)
+	case quarantined:
+		w.saw(evQuarantineProof)
+	}
 }
 
 func (w *world) followRuns(tx *store.Tx, ids []ci.RunID) error {
@@ -198,6 +232,12 @@ func (w *world) followRuns(tx *store.Tx, ids []ci.RunID) error {
 			}
 		}
 		w.compareRun(old, run, known)
+		if !known && !slices.ContainsFunc(jobs, func(j store.Job) bool { return j.Conclusion != ci.ConclusionSkipped }) {
+			w.saw(evAllSkipped)
+		}
+		if !known && slices.ContainsFunc(jobs, func(j store.Job) bool { return j.PinnedFrom != "" }) {
+			w.saw(evRetryPinned)
+		}
 		m.runs[id] = run
 		for _, j := range jobs {
 			w.compareJob(m.jobs[j.ID], j, known)
@@ -208,7 +248,7 @@ func (w *world) followRuns(tx *store.Tx, ids []ci.RunID) error {
 }
 
 func (w *world) compareRun(was, is store.Run, known bool) {
-	w.pairs["run "+string(is.State)+" "+string(is.Conclusion)]++
+	w.reachRun(was, is, known)
 	if !known {
 		return
 	}
@@ -225,7 +265,10 @@ func (w *world) compareRun(was, is store.Run, known bool) {
 }
 
 func (w *world) compareJob(was, is store.Job, known bool) {
-	w.pairs["job "+string(is.State)+" "+string(is.Conclusion)]++
+	if is.State == ci.StateReady && (was.State != is.State || is.Generation != was.Generation) {
+		w.mirror.readied++
+	}
+	w.reachJob(was, is)
 	if !known || was.ID == "" {
 		return
 	}

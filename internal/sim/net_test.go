@@ -47,6 +47,7 @@ type call struct {
 	sent  int64 // when, for what is dropped in the end
 	first any   // the first good answer
 	ok    bool
+	late  bool // on a slow way: arrives when the sender's next life has its session
 	ghost bool // a duplicate on its way: nobody waits for its answer
 	tries int
 }
@@ -96,7 +97,7 @@ func (w *world) overtake() {
 				rn.think()
 			}
 			var free []*call
-			for _, c := range w.net {
+			for _, c := range w.arriving() {
 				if !slices.ContainsFunc(waiting, func(f *inFlight) bool { return f.c == c }) {
 					free = append(free, c)
 				}
@@ -113,6 +114,26 @@ func (w *world) overtake() {
 	}
 }
 
+// arrives reports whether a call can arrive now.
+func (c *call) arrives() bool { return !c.late || c.life != c.from.life && c.from.session != "" }
+
+// arriving returns the calls that can arrive now.
+func (w *world) arriving() []*call {
+	return slices.DeleteFunc(slices.Clone(w.net), func(c *call) bool { return !c.arrives() })
+}
+
+// sawLate counts calls of an earlier process life that arrive after the next one
+// has begun in the server's eyes.
+func (w *world) sawLate(c *call) {
+	if c.from == nil || c.life == c.from.life || c.from.session == "" {
+		return
+	}
+	w.saw(evEarlierLife)
+	if c.route == "session" {
+		w.saw(evEarlierSession)
+	}
+}
+
 // deliver brings a call to a node and, unless something goes wrong, its answer back.
 func (w *world) deliver(c *call) { w.deliverTo(w.up(w.rng), c) }
 
@@ -124,6 +145,7 @@ func (w *world) deliverTo(n *node, c *call) {
 	if w.drops(c) {
 		return
 	}
+	w.sawLate(c)
 	w.open = append(w.open, f)
 	crashed := n.serve(func() { rep, err = c.exec(n) })
 	w.open = slices.DeleteFunc(w.open, func(o *inFlight) bool { return o == f })
@@ -224,6 +246,7 @@ func (w *world) deliverBatch(cs []*call) {
 	for _, c := range cs {
 		c.tries++
 		if !w.drops(c) {
+			w.sawLate(c)
 			p := &parked{inFlight: &inFlight{c, w.before(c)}}
 			all = append(all, p)
 			w.open = append(w.open, p.inFlight)
@@ -259,6 +282,7 @@ func (w *world) deliverBatch(cs []*call) {
 	}
 	if waiting > 1 {
 		w.merges++
+		w.saw(evMerge)
 	}
 	for _, p := range all {
 		for !p.done && !crashed {
@@ -294,18 +318,27 @@ func (w *world) before(c *call) snapshot {
 	if c.ref == nil {
 		return s
 	}
-	w.read(func(tx *store.Tx) (err error) {
-		if s.lease, s.held, err = tx.Lease(w.ctx, c.ref.Job); err != nil {
+	key := store.AttemptKey{Job: c.ref.Job, Epoch: c.ref.Epoch}
+	if w.commits == w.followedAt { // the mirror is what the database holds
+		if l := w.mirror.leases[c.ref.Job]; l != nil {
+			s.lease, s.held = l.row, true
+		}
+		s.attempt, s.made = w.mirror.attempts[key]
+	} else {
+		w.read(func(tx *store.Tx) (err error) {
+			if s.lease, s.held, err = tx.Lease(w.ctx, c.ref.Job); err != nil {
+				return err
+			}
+			s.attempt, s.made, err = tx.Attempt(w.ctx, c.ref.Job, c.ref.Epoch)
 			return err
-		}
-		if s.attempt, s.made, err = tx.Attempt(w.ctx, c.ref.Job, c.ref.Epoch); err != nil {
+		})
+	}
+	if c.route == routeBegin {
+		w.read(func(tx *store.Tx) (err error) {
+			_, s.session, err = tx.ArtifactByRequest(w.ctx, key, c.request)
 			return err
-		}
-		if c.route == routeBegin {
-			_, s.session, err = tx.ArtifactByRequest(w.ctx, store.AttemptKey{Job: c.ref.Job, Epoch: c.ref.Epoch}, c.request)
-		}
-		return err
-	})
+		})
+	}
 	return s
 }
 
@@ -322,6 +355,16 @@ func (w *world) judge(c *call, s snapshot, rep any, err error) {
 	if c.ref != nil {
 		w.judgeLease(c, s)
 	}
+	if c.ok && c.stored {
+		switch {
+		case c.ends && !s.held:
+			w.saw(evLateRepeat)
+		case c.route == "session":
+			w.saw(evLateSession)
+		case c.route == "submit":
+			w.saw(evSubmitTwice)
+		}
+	}
 	if c.ok && c.stored && say(c.first, nil) != say(rep, nil) {
 		w.bad("same request, same answer", "#%d %s: %s, before it was %s", c.id, c.route, say(rep, nil), say(c.first, nil))
 	}
@@ -335,6 +378,10 @@ func (w *world) judge(c *call, s snapshot, rep any, err error) {
 
 // shifted learns by how much all deadlines have been moved.
 func (w *world) shifted() {
+	if w.movedAt == w.commits {
+		return
+	}
+	w.movedAt = w.commits
 	w.read(func(tx *store.Tx) error {
 		text, err := tx.Meta(w.ctx, "clock_shift_us")
 		if err != nil || text == "" {
@@ -353,7 +400,7 @@ func (w *world) judgeRefusal(c *call, s snapshot, err error) {
 	if r := ci.RejectOf(err); r != ci.RejectNone {
 		w.rejects[r]++
 	} else if kind == ci.ErrNotFound {
-		w.rejects["not_found"]++
+		w.rejects[rejectNotFound]++
 	}
 	if kind == ci.ErrUnavailable {
 		return

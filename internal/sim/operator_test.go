@@ -104,7 +104,14 @@ func (w *world) runIs(id ci.RunID, route string) {
 
 func (w *world) cancel(o *org, id ci.RunID) {
 	w.send(&call{route: "cancel", text: short(id), may: []ci.Kind{ci.ErrConflict}, exec: func(n *node) (any, error) {
+		if w.mirror.runs[id].State == ci.StateCancelling {
+			w.saw(evCancelTwice)
+		}
 		return nil, n.e.Cancel(w.ctx, o.id, actor, id)
+	}, done: func(_ any, err error) {
+		if ci.KindOf(err) == ci.ErrConflict {
+			w.saw(evCompletionFirst)
+		}
 	}, truth: func(any) {
 		w.read(func(tx *store.Tx) error {
 			run, _, err := tx.Run(w.ctx, id)
@@ -131,7 +138,10 @@ func (w *world) retry(o *org, id ci.RunID, failed bool) {
 func (w *world) requeue(o *org, id ci.JobID) {
 	w.send(&call{
 		route: "requeue", text: short(id), stored: true, may: []ci.Kind{ci.ErrConflict, ci.ErrGone},
-		exec: func(n *node) (any, error) { return n.e.Requeue(w.ctx, o.id, actor, id) }, truth: func(rep any) { w.runIs(rep.(ci.RunID), "requeue") },
+		exec: func(n *node) (any, error) { return n.e.Requeue(w.ctx, o.id, actor, id) }, truth: func(rep any) {
+			w.saw(evRequeue)
+			w.runIs(rep.(ci.RunID), "requeue")
+		},
 	})
 }
 

@@ -66,6 +66,9 @@ func randomPlan(r *rand.Rand) ci.Plan {
 			c := conditions(spec.Needs[r.IntN(len(spec.Needs))])
 			spec.If = c[r.IntN(len(c))]
 		}
+		if len(spec.Needs) == 0 && r.IntN(10) == 0 {
+			spec.If = `inputs.mode == "fast"`
+		}
 		spec.AllowFailure = r.IntN(5) == 0
 		if p := retries(); r.IntN(2) == 0 {
 			spec.Retry = p[r.IntN(len(p))]

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -50,9 +51,10 @@ type runner struct {
 	openRequest              string
 	latest                   ci.SessionID // of the runner, as far as this life knows
 	opening, beating, saying bool
-	claiming                 int  // claims under way
-	draining                 bool // leaves when its jobs are done
-	leaving                  bool // hands its jobs over
+	claiming                 int   // claims under way
+	emptyAt, emptyOf         int64 // when a claim found nothing, and how often jobs had become ready
+	draining                 bool  // leaves when its jobs are done
+	leaving                  bool  // hands its jobs over
 	lastBeat                 int64
 	works                    []*work
 	ended                    []*box // proven to have ended, to be reported
@@ -172,6 +174,7 @@ func (r *runner) think() {
 	for _, k := range slices.Clone(r.works) {
 		if !k.gone && r.time() >= k.trust {
 			w.tell("%s stops %s by itself", r.name, short(k.ref.Job))
+			w.saw(evStopsItself)
 			k.drop()
 		}
 	}
@@ -191,9 +194,15 @@ func (r *runner) think() {
 	switch {
 	case r.draining && len(r.works) == 0 && r.claiming == 0:
 		r.drain(true)
-	case !r.draining && r.busy()+r.claiming < r.slots:
+	case !r.draining && r.busy()+r.claiming < r.slots && !r.polling():
 		r.claim()
 	}
+}
+
+// polling reports whether a long poll found nothing and nothing has happened since
+// that would wake it. While things go wrong a runner asks at any time.
+func (r *runner) polling() bool {
+	return r.w.healing && r.emptyAt == r.w.now && r.emptyOf == r.w.mirror.readied
 }
 
 // busy counts the slots that the process knows to be taken.
@@ -260,6 +269,7 @@ func (r *runner) claim() {
 	w := r.w
 	r.claiming++
 	began := r.time()
+	readied := w.mirror.readied
 	req := protocol.Claim{Session: r.session, RequestID: w.newID(ci.PrefixRequest)}
 	var given *ci.LeaseRef
 	w.send(&call{
@@ -278,6 +288,9 @@ func (r *runner) claim() {
 				}
 				return
 			}
+			if given != nil {
+				w.saw(evLateClaim)
+			}
 			if given != nil && *given != t.Lease {
 				w.bad("same request, same answer", "claim %s gave %v and %v", req.RequestID, *given, t.Lease)
 			}
@@ -294,6 +307,8 @@ func (r *runner) claim() {
 			}
 			if t := rep.(*protocol.Ticket); t != nil {
 				r.take(t, began)
+			} else {
+				r.emptyAt, r.emptyOf = w.now, readied
 			}
 		},
 	})
@@ -599,6 +614,9 @@ func (k *work) executing() {
 		k.stage = stageExecuting
 		k.user()
 		k.doneAt = w.now + int64(k.outcome%40)*second
+		if k.outcome == 95 && !w.healing {
+			k.doneAt = math.MaxInt64 // it hangs, and its runner keeps no time limit
+		}
 	})
 }
 
@@ -682,6 +700,11 @@ func (k *work) end(route, text, request, digest string, exec func(*node, engine.
 	done := c.done
 	c.done = func(rep any, err error) {
 		if !k.gone && err != nil && ci.RejectOf(err) == ci.RejectCancelling {
+			if route == routeComplete {
+				w.saw(evCancelFirst)
+			} else {
+				w.saw(evHandOverLate)
+			}
 			k.waiting = false
 			cancelled()
 			return
@@ -786,6 +809,9 @@ func (k *work) upload() {
 		id := ""
 		c.truth = func(rep any) {
 			got := rep.(protocol.ArtifactSession).ID
+			if id != "" {
+				w.saw(evUploadTwice)
+			}
 			if id != "" && id != got {
 				w.bad("same request, same answer", "upload session %s and %s", id, got)
 			}

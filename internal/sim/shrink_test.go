@@ -10,8 +10,9 @@ import (
 
 // shrink leaves out steps, then faults, of a failing simulation while it still
 // breaks the same promise; it runs it at most budget times.
-func shrink(c config, broken *violation, budget int) (config, result) {
-	c.history = false
+func shrink(c config, failed result, budget int) (config, result) {
+	broken := failed.violation
+	c.history, c.steps = false, max(failed.drawn, broken.step+1)
 	c.drop, c.calm = maps.Clone(c.drop), maps.Clone(c.calm)
 	if c.drop == nil {
 		c.drop = map[int]bool{}
@@ -110,7 +111,7 @@ func TestAFailingSeedIsShrunk(t *testing.T) {
 	t.Parallel()
 	bad := firstFailure(t, loseLease)
 	was := simulate(bad)
-	small, r := shrink(bad, was.violation, 150)
+	small, r := shrink(bad, was, 150)
 	if r.violation == nil || r.violation.invariant != was.violation.invariant {
 		t.Fatalf("it broke %q and breaks %v now", was.violation.invariant, r.violation)
 	}

@@ -1,43 +1,22 @@
 package sim
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
-	"syscall"
-	"testing"
 	"time"
 
 	"forgeci/internal/ci"
 )
 
-// stepsPerSeed is how many steps go wrong before everything heals.
-const stepsPerSeed = 340
-
-func TestMain(m *testing.M) {
-	flag.Int("seeds", 30, "how many seeds TestSeeds runs")
-	flag.Uint64("seed", 1, "the first seed")
-	flag.Bool("history", false, "print the history of the first seed")
-	flag.Int("shrink", 200, "how many simulations may be spent on cutting the first failing seed down")
-	flag.String("summary", "", "file for the one JSON object that TestSeeds comes to")
-	flag.Parse()
-	os.Exit(m.Run())
-}
-
-func setting[T any](name string) T {
-	v, _ := flag.Lookup(name).Value.(flag.Getter).Get().(T)
-	return v
-}
-
-func hexSum(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
+// stepsPerSeed is how many steps go wrong before everything heals; a seed in which
+// too little has gone wrong by then goes on.
+const (
+	stepsPerSeed  = 320
+	fewestSteps   = 300
+	fewestFaults  = 20
+	longestFactor = 4
+)
 
 // simulate runs one simulation to its end or to the first broken promise.
 func simulate(c config) (r result) {
@@ -61,7 +40,7 @@ func simulate(c config) (r result) {
 			r.violation = &violation{invariant: "model", detail: err.Error()}
 		}
 	}()
-	for w.step = 0; w.step < c.steps; w.step++ {
+	for w.step = 0; w.step < c.steps || w.tooShort(); w.step++ {
 		if c.drop[w.step] || c.from > 0 && w.step >= c.from {
 			continue
 		}
@@ -78,9 +57,17 @@ func simulate(c config) (r result) {
 			w.full()
 		}
 	}
+	w.drawn = w.step
 	w.heal()
 	w.finally()
 	return w.result
+}
+
+// tooShort reports whether a seed that is run whole goes on: a seed that is being
+// cut down has the length that it had.
+func (w *world) tooShort() bool {
+	whole := w.config.drop == nil && w.config.calm == nil && w.config.from == 0 && w.config.steps >= fewestSteps
+	return whole && w.step < longestFactor*w.config.steps && (w.ran < fewestSteps || w.faults() < fewestFaults)
 }
 
 // act does the step's one thing.
@@ -91,18 +78,19 @@ func (w *world) act() {
 	if w.step == 0 || w.step == 40 {
 		w.submit(w.orgs[0])
 	}
+	net := w.arriving()
 	switch n := r.IntN(100); {
-	case n < 52 && len(w.net) > 0:
+	case n < 52 && len(net) > 0:
 		i := 0
 		if r.IntN(3) == 0 {
-			i = r.IntN(len(w.net)) // out of order
+			i = r.IntN(len(net)) // out of order
 		}
-		w.deliver(w.net[i])
-	case n < 60 && len(w.net) > 1:
+		w.deliver(net[i])
+	case n < 60 && len(net) > 1:
 		var batch []*call
-		for _, i := range r.Perm(len(w.net)) {
-			if w.net[i].merges && len(batch) < 5 {
-				batch = append(batch, w.net[i])
+		for _, i := range r.Perm(len(net)) {
+			if net[i].merges && len(batch) < 5 {
+				batch = append(batch, net[i])
 			}
 		}
 		if len(batch) > 0 {
@@ -159,9 +147,14 @@ func (w *world) disturb() {
 		w.tell("fault: %s (%s, node %d)", kind, rn.name, n.index)
 		f()
 	}
-	switch k := r.IntN(22); {
+	switch k := r.IntN(23); {
 	case k < 3 && rn.alive:
 		fault("runner crash", func() {
+			for _, c := range w.net { // what it sent is still on its way
+				if c.from == rn && c.life == rn.life && r.IntN(2) == 0 {
+					c.late = true
+				}
+			}
 			rn.end()
 			if r.IntN(3) == 0 { // the host went down with it
 				for _, b := range rn.left {
@@ -173,7 +166,7 @@ func (w *world) disturb() {
 		fault("runner restart", func() { rn.begin(r.IntN(3) > 0) })
 	case k < 10 && rn.alive:
 		fault("runner paused or resumed", func() { rn.paused = !rn.paused })
-	case k < 11 && rn.alive && rn.session != "":
+	case (k < 11 || k == 22) && rn.alive && rn.session != "":
 		fault("runner drains", func() {
 			rn.draining = true
 			rn.leaving = r.IntN(2) == 0
@@ -229,7 +222,6 @@ func (w *world) jump(delta int64) {
 // the time that the jobs themselves and their backoffs take.
 func (w *world) heal() {
 	w.healing = true
-	w.step = w.steps
 	w.sources()
 	w.tell("everything heals")
 	w.db.setRate(w.now, 1)
@@ -243,6 +235,9 @@ func (w *world) heal() {
 	for _, r := range w.runners {
 		r.clock.setRate(w.now, 1)
 		r.paused = false
+		for _, k := range r.works {
+			k.doneAt = min(k.doneAt, w.now)
+		}
 		for _, b := range r.left {
 			b.alive = false
 		}
@@ -277,7 +272,7 @@ func (w *world) heal() {
 		if w.now > deadline {
 			w.stuck()
 		}
-		w.pass(3 * second)
+		w.pass(ci.SweepEvery(ttl).Microseconds())
 		for _, n := range w.nodes {
 			w.sweep(n)
 		}
@@ -295,7 +290,7 @@ func (w *world) quiet() {
 			return
 		}
 		idle := true
-		for _, c := range slices.Clone(w.net) {
+		for _, c := range w.arriving() {
 			if c.route != "claim" || c.from.life != c.life {
 				idle = false
 			}
@@ -369,108 +364,4 @@ func (w *world) stuck() {
 	w.busy = true
 	slices.Sort(what)
 	w.bad("everything ends", "%s", strings.Join(what, "; "))
-}
-
-func cpu() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// summary is the last line of `make sim`.
-type summary struct {
-	Seeds      int      `json:"seeds"`
-	Steps      int      `json:"steps"`
-	Faults     int      `json:"faults"`
-	Violations int      `json:"violations"`
-	Stuck      int      `json:"stuck"`
-	Distinct   int      `json:"distinct_traces"`
-	Pairs      []string `json:"state_pairs_reached"`
-	Rejects    []string `json:"reject_reasons_reached"`
-	Speed      float64  `json:"simulated_s_per_cpu_s"`
-	PerSeed    float64  `json:"cpu_ms_per_seed"`
-	Merges     int      `json:"merges"`
-}
-
-func TestSeeds(t *testing.T) {
-	seeds, first := setting[int]("seeds"), setting[uint64]("seed")
-	var sum summary
-	traces := map[string]bool{}
-	pairs, rejects, kinds := map[string]int{}, map[ci.Reject]int{}, map[string]int{}
-	var simulated time.Duration
-	began := cpu()
-	for i := range seeds {
-		c := config{seed: first + uint64(i), steps: stepsPerSeed, history: i == 0 && setting[bool]("history")}
-		r := simulate(c)
-		sum.Seeds++
-		sum.Steps += r.ran
-		sum.Faults += r.faults()
-		sum.Merges += r.merges
-		traces[r.hash] = true
-		simulated += r.simulated
-		for k, n := range r.pairs {
-			pairs[k] += n
-		}
-		for k, n := range r.rejects {
-			rejects[k] += n
-		}
-		for k, n := range r.kinds {
-			kinds[k] += n
-		}
-		for _, line := range r.lines {
-			t.Log(line)
-		}
-		if r.violation != nil {
-			sum.Violations++
-			if r.busy {
-				sum.Stuck++
-			}
-			t.Errorf("seed %d: %v", c.seed, r.violation)
-			if n := setting[int]("shrink"); sum.Violations == 1 && n > 0 {
-				report(t, c, r, n)
-			}
-		}
-	}
-	used := cpu() - began
-	sum.Distinct = len(traces)
-	for k := range pairs {
-		sum.Pairs = append(sum.Pairs, k)
-	}
-	for k := range rejects {
-		sum.Rejects = append(sum.Rejects, string(k))
-	}
-	slices.Sort(sum.Pairs)
-	slices.Sort(sum.Rejects)
-	sum.Speed = simulated.Seconds() / used.Seconds()
-	sum.PerSeed = float64(used.Milliseconds()) / float64(seeds)
-	t.Log(kinds)
-	line, err := json.Marshal(sum)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Log(string(line))
-	if name := setting[string]("summary"); name != "" {
-		if err := os.WriteFile(name, append(line, '\n'), 0o600); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// report shrinks a failing seed and prints what is left of it.
-func report(t *testing.T, c config, r result, budget int) {
-	t.Helper()
-	small, again := shrink(c, r.violation, budget)
-	t.Logf("seed %d is cut down to %d steps and %d faults: %v", c.seed, again.ran, again.faults(), again.violation)
-	var kept []int
-	for i := range small.steps {
-		if !small.drop[i] && (small.from == 0 || i < small.from) {
-			kept = append(kept, i)
-		}
-	}
-	t.Logf("its steps: %v", kept)
-	for _, line := range again.lines {
-		t.Log(line)
-	}
 }

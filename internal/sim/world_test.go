@@ -46,14 +46,16 @@ func (v *violation) Error() string {
 
 // result is what a simulation came to.
 type result struct {
-	ran       int            // steps
+	ran       int            // steps, also those in which everything heals
+	drawn     int            // steps in which things go wrong
 	kinds     map[string]int // faults by kind
 	hash      string
 	violation *violation
 	lines     []string       // the history
 	pairs     map[string]int // state pairs reached
 	rejects   map[ci.Reject]int
-	merges    int // transactions that merged several calls
+	events    map[string]int // of sometimes
+	merges    int            // transactions that merged several calls
 	simulated time.Duration
 	busy      bool // stuck: not everything ended in time
 }
@@ -101,6 +103,9 @@ type world struct {
 	jumps []int64
 	moved int64 // sum of the shifts that have been stored
 	known int64 // the same when the last step had ended
+	// commits counts transactions that were stored; movedAt and followedAt are its
+	// values when moved was read and when the rows were compared.
+	commits, movedAt, followedAt int
 
 	step int
 	rng  *rand.Rand // of the step
@@ -134,7 +139,7 @@ type crash struct{}
 
 func newWorld(c config) (*world, error) {
 	w := &world{config: c, ctx: context.Background(), sum: sha256.New(), blobs: newMemory()}
-	w.result = result{kinds: map[string]int{}, pairs: map[string]int{}, rejects: map[ci.Reject]int{}}
+	w.result = result{kinds: map[string]int{}, pairs: map[string]int{}, rejects: map[ci.Reject]int{}, events: map[string]int{}}
 	var key [32]byte
 	copy(key[:], fmt.Sprintf("forgeci simulation %d", c.seed))
 	w.ids = rand.NewChaCha8(key)
@@ -236,6 +241,9 @@ func (w *world) wrong(kind string) { w.kinds[kind]++ }
 
 // hook is what the database does at a point of a transaction.
 func (w *world) hook(p store.Point) error {
+	if p == store.PointCommitted {
+		w.commits++
+	}
 	f := w.plan
 	if f == nil || w.serving == nil || f.point != p {
 		return nil
