@@ -11,7 +11,7 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim chaos fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim chaos histories fuzz ci deps
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ chaos: ## break real processes on purpose; CHAOS='-points 4 -rounds 2' sizes it;
 	@summary=$$(mktemp -d) && trap 'rm -rf "$$summary"' EXIT; \
 	$(GO) test -count=1 -timeout 2h -run '^TestChaos_$(ONLY)' ./internal/e2e -args -summary "$$summary" $(or $(CHAOS),-points 0 -rounds 5 -cuts 100); \
 	status=$$?; cat "$$summary"/summary.json; exit $$status
+
+histories: deps ## record and check HISTORIES (500) histories of concurrent callers; the last line is one JSON object
+	@summary=$$(mktemp) && trap 'rm -f "$$summary"' EXIT; \
+	$(GO) test -count=1 -timeout 4h -run '^TestHistories$$' ./internal/sim/histories -args -histories $(or $(HISTORIES),500) -seed $(or $(SEED),1) -summary "$$summary"; \
+	status=$$?; cat "$$summary"; exit $$status
 
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	@GO="$(GO)" ./scripts/fuzz.sh $(FUZZTIME)
