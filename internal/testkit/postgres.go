@@ -99,6 +99,34 @@ func (s *PostgresServer) Database(t testing.TB) string {
 	return s.url(name)
 }
 
+// AwaitLockWait returns when a transaction on a test's database waits for a lock
+// that another one holds, or when done is closed because what was to wait did
+// not: what two nodes do at once is tested without waiting for a time.
+func AwaitLockWait(t testing.TB, databaseURL string, done <-chan struct{}) {
+	t.Helper()
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // every statement has been answered
+	for {
+		var waiting int
+		err := conn.QueryRow(ctx, `SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waiting > 0 {
+			return
+		}
+		select {
+		case <-done:
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
 func (s *PostgresServer) url(database string) string {
 	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: s.Addr(), Path: "/" + database, RawQuery: "sslmode=disable"}
 	return u.String()
