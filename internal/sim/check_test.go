@@ -30,6 +30,7 @@ type mirror struct {
 	occupied   []store.Occupant
 	logs       map[store.AttemptKey]int64 // acknowledged bytes
 	runsCode   map[ci.JobID]int           // attempts that started a process of the user
+	cancelled  []ci.JobID                 // cancelled in this step
 	readied    int64                      // how often a job has become ready
 	// pending: the clock has jumped and no node has repaired it yet.
 	pending bool
@@ -163,8 +164,11 @@ func (w *world) follow() {
 			return err
 		}
 		if t.slots {
-			return w.followSlots(tx)
+			if err := w.followSlots(tx); err != nil {
+				return err
+			}
 		}
+		w.checkCancelled()
 		return nil
 	})
 	w.known, w.followedAt = w.moved, commits
@@ -295,20 +299,39 @@ func (w *world) compareJob(was, is store.Job, known bool) {
 	}
 }
 
-// compareCancelled requires proof of termination: a timeout alone never says cancelled.
+// compareCancelled requires proof of termination of every attempt: a timeout
+// alone never says cancelled.
 func (w *world) compareCancelled(was, is store.Job) {
 	m := &w.mirror
-	if was.State != ci.StateCancelling || is.State != ci.StateFinished {
+	if was.State == ci.StateFinished || is.State != ci.StateFinished || is.Conclusion != ci.ConclusionCancelled {
 		return
 	}
-	if a := m.attempts[store.AttemptKey{Job: is.ID, Epoch: is.Epoch}]; a.Evidence == "" {
-		w.bad("LP-7", "job %s is cancelled and nothing proves that attempt %d has ended", is.ID, is.Epoch)
+	m.cancelled = append(m.cancelled, is.ID)
+	for epoch := range is.Epoch {
+		a, known := m.attempts[store.AttemptKey{Job: is.ID, Epoch: epoch + 1}]
+		if known && a.Evidence == "" {
+			w.bad("LP-7", "job %s is cancelled and nothing proves that attempt %d has ended", is.ID, a.Epoch)
+		}
 	}
 	for _, b := range m.boxes {
-		if b.key.Job == is.ID && b.key.Epoch == is.Epoch && b.alive && !b.excused {
+		if b.key.Job == is.ID && b.alive && !b.excused {
 			w.bad("LP-7", "job %s is cancelled and attempt %d still runs on %s", is.ID, b.key.Epoch, b.runner.name)
 		}
 	}
+}
+
+// checkCancelled requires that no attempt of what was cancelled in this step
+// occupies a runner.
+func (w *world) checkCancelled() {
+	m := &w.mirror
+	for _, o := range m.occupied {
+		j := m.jobs[o.Job]
+		if run := m.runs[j.Run]; slices.Contains(m.cancelled, o.Job) || run.State == ci.StateFinished && run.Conclusion == ci.ConclusionCancelled {
+			w.bad("LP-7", "job %s of run %s is %s %s, the run is %s %s, and attempt %d occupies a runner", o.Job, j.Run, j.State, j.Conclusion,
+				run.State, run.Conclusion, o.Epoch)
+		}
+	}
+	m.cancelled = m.cancelled[:0]
 }
 
 func (w *world) followAttempts(tx *store.Tx, ks []store.AttemptKey) error {
