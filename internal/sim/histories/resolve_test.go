@@ -208,19 +208,17 @@ func (h *history) happened(f facts, o *operation) bool {
 	case doClaim:
 		a, ok := f.claims[store.ClaimKey{Session: o.in.session, Request: o.in.request}]
 		ref := a.Ref()
-		o.out = output{high: o.out.high, ref: &ref}
-		// A repeat changes nothing, whatever its answer was.
+		o.out.ref = &ref
 		return ok && a.ClaimedUS >= o.in.low
 	case doComplete, doHandOver:
 		a := f.attempts[key]
 		if a.EndRequest != o.in.request || a.EndDigest != o.in.digest || f.ended[key].AtUS < o.in.low || h.runnerIDs[o.in.runner] != a.Runner {
 			return false
 		}
-		o.out = output{high: o.out.high}
 		return json.Unmarshal([]byte(a.EndAnswer), &o.out.done) == nil
 	case doOpen:
 		s, ok := f.sessions[openKey(o.in)]
-		o.out = output{high: o.out.high, session: s.ID}
+		o.out.session = s.ID
 		return ok && s.OpenedUS >= o.in.low
 	case doPhase:
 		return known("phase", string(o.in.phase), o.in.ref.Run)

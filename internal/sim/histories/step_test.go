@@ -127,8 +127,20 @@ type turn struct {
 	out output
 }
 
-// step reports whether the call could have had this answer in this state.
+// step reports whether the call could have had this answer in this state. A call
+// whose answer was lost does now what it may do, or nothing.
 func (t *turn) step() bool {
+	if !t.out.unknown {
+		return t.do()
+	}
+	was := t.state.clone()
+	if !t.do() {
+		t.state = was
+	}
+	return true
+}
+
+func (t *turn) do() bool {
 	switch t.in.kind {
 	case doSubmit:
 		if t.runs[0].state == "" {
@@ -336,8 +348,6 @@ func (t *turn) setPhase() bool {
 	possible = possible && t.judge(r, j, t.in.ref, activeOnly) == ci.RejectNone && j.lease.expires.hi > at.lo
 	back := possible && t.in.phase.Order() < j.phase.Order()
 	switch {
-	case t.out.unknown && (!possible || back):
-		return true // it was refused
 	case t.out.reject != "":
 		return t.refuses(r, j, t.in.ref, activeOnly, t.out.reject)
 	case t.out.err == ci.ErrConflict:
@@ -519,13 +529,13 @@ func (t *turn) cancel() bool {
 	at, ok := t.now(r.last)
 	switch {
 	case r.state == ci.StateFinished:
-		return t.out.unknown || t.out.err == ci.ErrConflict
+		return t.out.err == ci.ErrConflict
 	case t.out.err != "":
 		return false
 	case r.state == ci.StateCancelling:
 		return true
 	case !ok:
-		return t.out.unknown
+		return false
 	}
 	r.state, r.reason, r.last = ci.StateCancelling, ci.ReasonUser, at.lo
 	for i := range r.jobs {
@@ -558,10 +568,7 @@ func (t *turn) retry() bool {
 		all = all && pinned[i]
 	}
 	if old.state != ci.StateFinished || all {
-		return t.out.unknown || t.out.err == ci.ErrConflict
-	}
-	if t.out.unknown && t.ids[n] == "" {
-		return true // it never was made
+		return t.out.err == ci.ErrConflict
 	}
 	t.begin(n, pinned)
 	return t.out.unknown || t.out.err == "" && t.out.run == t.ids[n]
