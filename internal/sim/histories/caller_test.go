@@ -1,6 +1,7 @@
 package histories
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -131,7 +132,7 @@ func (c *caller) asRunner() {
 		c.complete(ref)
 	case n < 89:
 		c.handOver(ref)
-	case n < 98:
+	case n < 96:
 		c.terminated(ref)
 	default:
 		c.open()
@@ -325,13 +326,19 @@ func (c *caller) terminated(refs ...ci.LeaseRef) {
 func (c *caller) open() {
 	host := c.hosts[c.runner]
 	req := opening(c.request("o"))
-	c.call(input{kind: doOpen, request: req.RequestID}, func(ctx context.Context, e *engine.Engine) (output, error) {
+	c.mu.Lock()
+	req.After = host.session
+	c.mu.Unlock()
+	if c.rng.IntN(5) == 0 {
+		req.After = c.first[c.runner]
+	}
+	c.call(input{kind: doOpen, session: req.After, request: req.RequestID}, func(ctx context.Context, e *engine.Engine) (output, error) {
 		got, err := e.OpenSession(ctx, host.who, req)
-		return output{session: got.Session}, err
+		return output{session: got.Session, latest: got.Latest}, err
 	}, func(c *caller, out output) {
 		c.mu.Lock()
-		if out.session != "" {
-			host.session = out.session
+		if heard := cmp.Or(out.session, out.latest); heard != "" {
+			host.session = heard
 		}
 		c.mu.Unlock()
 	})

@@ -191,11 +191,37 @@ func (t *turn) begin(n int, pinned []bool) {
 			r.jobs[i] = job{state: ci.StateFinished, conclusion: ci.ConclusionSuccess, reason: ci.ReasonPinned}
 		}
 	}
-	t.advance(r)
+	t.advance(n)
+}
+
+// taken reports whether an attempt of the run's job may still run; job -1 means
+// any of them.
+func (t *turn) taken(run, job int) bool {
+	return slices.ContainsFunc(t.slots, func(s slot) bool { return s.at.run == run && (job < 0 || s.at.job == job) })
+}
+
+// settle concludes what of cancelled runs waited for proof that nothing of it runs.
+func (t *turn) settle() {
+	for n := range t.runs {
+		r := &t.runs[n]
+		if r.state != ci.StateCancelling {
+			continue
+		}
+		for i := range r.jobs {
+			if j := &r.jobs[i]; j.state == ci.StateCancelling && !j.held && !t.taken(n, i) {
+				j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
+			}
+		}
+		t.advance(n)
+	}
 }
 
 // advance follows from finished jobs to those behind them and to the run.
-func (t *turn) advance(r *run) {
+func (t *turn) advance(n int) {
+	r := &t.runs[n]
+	if r.state == ci.StateFinished {
+		return
+	}
 	for changed := true; changed; {
 		changed = false
 		for i := range r.jobs {
@@ -214,6 +240,8 @@ func (t *turn) advance(r *run) {
 		late = late || j.conclusion == ci.ConclusionTimedOut && !t.jobs[i].allow
 	}
 	switch {
+	case r.state == ci.StateCancelling && t.taken(n, -1):
+		return
 	case r.state == ci.StateCancelling:
 		r.conclusion, r.reason = ci.ConclusionCancelled, ci.ReasonUser
 	case infra:

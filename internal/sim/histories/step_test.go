@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -34,7 +35,7 @@ type input struct {
 	kind    kind
 	low     int64
 	runner  int
-	session ci.SessionID
+	session ci.SessionID // of open: the one before
 	request string
 	digest  string
 	ref     ci.LeaseRef
@@ -53,6 +54,7 @@ type output struct {
 	ref     *ci.LeaseRef
 	run     ci.RunID
 	session ci.SessionID
+	latest  ci.SessionID // told instead of a session
 	answers []protocol.LeaseAnswer
 	done    protocol.Completed
 	jobs    []jobView
@@ -100,7 +102,7 @@ func (o output) String() string {
 	case o.ref != nil:
 		s = shortRef(*o.ref)
 	default:
-		s = strings.TrimSpace(fmt.Sprint("ok ", short(o.run), short(o.session), o.answers, o.done, o.jobs, o.state, o.concl, o.reason))
+		s = strings.TrimSpace(fmt.Sprintln("ok ", short(o.run), short(o.session), short(o.latest), o.answers, o.done, o.jobs, o.state, o.concl, o.reason))
 	}
 	if o.at != 0 {
 		s += " at " + clockText(o.at)
@@ -357,8 +359,11 @@ func (t *turn) setPhase() bool {
 	}
 	t.accepts(r, j, t.in.ref, activeOnly, at)
 	j.last = at.lo
-	if t.in.phase == ci.PhaseExecuting && j.phase != ci.PhaseExecuting {
+	if (t.in.phase == ci.PhaseExecuting || t.in.phase == ci.PhaseFinalising) && j.phase != t.in.phase {
 		limit := (t.jobs[where.job].timeout + grace + ttl).Microseconds()
+		if t.in.phase == ci.PhaseFinalising { // uploads have an hour at least
+			limit = (time.Hour + grace + ttl).Microseconds()
+		}
 		j.lease.deadline = span{at.lo + limit, at.hi + limit}
 	}
 	j.phase = t.in.phase
@@ -398,8 +403,7 @@ func (t *turn) end() bool {
 		exit = *c.ExitCode
 	}
 	switch {
-	case j.state == ci.StateCancelling:
-		j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
+	case j.state == ci.StateCancelling: // concluded when none of its attempts may still run
 	case t.in.kind == doHandOver, c.Conclusion == ci.ConclusionFailed && c.Reason == ci.ReasonPrepare:
 		j.lost(sp, c.Reason, at)
 	case c.Conclusion == ci.ConclusionSuccess:
@@ -407,9 +411,11 @@ func (t *turn) end() bool {
 	default:
 		j.failed(sp, c.Conclusion, c.Reason, exit, at)
 	}
+	j.drop(end{})
+	t.settle()
+	t.advance(where.run)
 	answer := protocol.Completed{State: j.state, Conclusion: j.conclusion}
-	j.drop(end{t.in.request, t.in.digest, answer})
-	t.advance(r)
+	j.ends[j.epoch-1] = end{t.in.request, t.in.digest, answer}
 	return t.out.done == answer
 }
 
@@ -419,16 +425,12 @@ func (t *turn) terminated() bool {
 		return false
 	}
 	for _, ref := range t.in.refs {
-		where, r, j := t.find(ref.Job)
-		if ref.Runner != t.who() || !t.release(where, ref.Epoch) || ref.Epoch != j.epoch {
-			continue
-		}
-		j.reported = true
-		if j.state == ci.StateCancelling && !j.held {
-			j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
-			t.advance(r)
+		where, _, j := t.find(ref.Job)
+		if ref.Runner == t.who() && t.release(where, ref.Epoch) && ref.Epoch == j.epoch {
+			j.reported = true
 		}
 	}
+	t.settle()
 	return true
 }
 
@@ -441,6 +443,9 @@ func (t *turn) open() bool {
 	}
 	if t.out.err != "" {
 		return false
+	}
+	if t.in.session != t.sessions[t.in.runner] {
+		return t.out.session == "" && t.out.latest == t.sessions[t.in.runner]
 	}
 	if _, ok := t.own(0); !ok {
 		return false
@@ -458,33 +463,32 @@ func (t *turn) open() bool {
 			continue
 		}
 		j.reported = true
-		switch {
-		case j.held:
-			at, ok := t.own(max(j.last, r.last))
-			if !ok {
-				return false
-			}
-			r.last, j.last = at.lo, at.lo
-			t.fence(r, j, t.jobs[s.at.job], ci.ReasonRunnerRestarted, at)
-		case j.state == ci.StateCancelling:
-			j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
-			t.advance(r)
+		if !j.held {
+			continue
 		}
+		at, ok := t.own(max(j.last, r.last))
+		if !ok {
+			return false
+		}
+		r.last, j.last = at.lo, at.lo
+		t.fence(s.at, ci.ReasonRunnerRestarted, at)
 	}
+	t.settle()
 	return true
 }
 
 // fence ends a lease against its holder.
-func (t *turn) fence(r *run, j *job, sp jobSpec, cause ci.Reason, at span) {
-	proven := j.reported || j.phase == ci.PhaseClaimed
-	j.drop(end{})
-	switch {
-	case j.state != ci.StateCancelling:
-		j.lost(sp, cause, at)
-	case proven:
-		j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
+func (t *turn) fence(where place, cause ci.Reason, at span) {
+	j := &t.runs[where.run].jobs[where.job]
+	if j.reported || j.phase == ci.PhaseClaimed {
+		t.release(where, j.epoch)
 	}
-	t.advance(r)
+	j.drop(end{})
+	if j.state != ci.StateCancelling {
+		j.lost(t.jobs[where.job], cause, at)
+	}
+	t.settle()
+	t.advance(where.run)
 }
 
 // expire is the server's end of a lease that ran out at t.out.at at the latest.
@@ -505,10 +509,7 @@ func (t *turn) expire() bool {
 		return false
 	}
 	r.last, j.last = at.lo, at.lo
-	if j.reported || j.phase == ci.PhaseClaimed {
-		t.release(where, j.epoch)
-	}
-	t.fence(r, j, t.jobs[where.job], t.in.result.Reason, at)
+	t.fence(where, t.in.result.Reason, at)
 	return true
 }
 
@@ -539,15 +540,16 @@ func (t *turn) cancel() bool {
 	}
 	r.state, r.reason, r.last = ci.StateCancelling, ci.ReasonUser, at.lo
 	for i := range r.jobs {
-		switch j := &r.jobs[i]; j.state {
-		case ci.StateRunning:
+		switch j := &r.jobs[i]; {
+		case j.state == ci.StateRunning:
 			j.state, j.lease.cancel = ci.StateCancelling, true
-		case ci.StateFinished:
-		default:
+		case j.state == ci.StateReady && t.taken(t.in.run, i): // a lost attempt of it may still run
+			j.state = ci.StateCancelling
+		case j.state != ci.StateFinished:
 			j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
 		}
 	}
-	t.advance(r)
+	t.advance(t.in.run)
 	return true
 }
 
