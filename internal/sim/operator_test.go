@@ -84,7 +84,7 @@ func (w *world) submit(o *org) {
 		Org: o.id, Repo: o.repo, Actor: actor, Plan: plan, Source: sourceDigest, Trust: ci.TrustTrusted, Event: "manual",
 		IdempotencyKey: key, RequestDigest: engine.Digest(plan),
 	}
-	c := &call{route: "submit", text: fmt.Sprintf("%d jobs", len(plan.Jobs)), stored: key != "", exec: func(n *node) (any, error) {
+	c := &call{route: "submit", text: fmt.Sprintf("%d jobs", len(plan.Jobs)), stored: key != "", merges: true, exec: func(n *node) (any, error) {
 		return n.e.Submit(w.ctx, s)
 	}}
 	c.truth = func(rep any) { w.runIs(rep.(ci.RunID), "submit") }

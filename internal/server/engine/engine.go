@@ -179,6 +179,7 @@ type txn struct {
 	wakes   map[claimable]int     // jobs that became claimable
 	signals map[ci.SessionID]bool // sessions with a reason to renew at once
 	lines   []func()              // log lines, written after commit
+	shapes  map[string]bool       // interned by this transaction
 	runs    map[ci.RunID]ci.OrgID // changed runs, told to watchers after commit
 }
 

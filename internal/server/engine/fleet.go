@@ -277,6 +277,13 @@ func intern(prefix string, v any) (id, text string) {
 // meet them.
 func (t *txn) internShape(ctx context.Context, need ci.Requirements, now int64) (string, error) {
 	id, text := intern("shp", need)
+	if t.shapes[id] {
+		return id, nil
+	}
+	if t.shapes == nil {
+		t.shapes = map[string]bool{}
+	}
+	t.shapes[id] = true
 	fresh, err := t.InsertShape(ctx, id, text, now)
 	if err != nil || !fresh && t.e.fleet.knows(id) {
 		return id, err

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/server/dag"
@@ -17,7 +18,6 @@ import (
 func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) {
 	var fresh ci.RunID
 	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
-		fresh = ci.RunID(e.IDs.New(ci.PrefixRun)) // here: the transaction may run again
 		runs, err := t.LockRuns(ctx, []ci.RunID{req.Run})
 		if err != nil {
 			return err
@@ -27,13 +27,14 @@ func (e *Engine) Retry(ctx context.Context, req RetryRequest) (ci.RunID, error) 
 		}
 		fresh = ci.RunID(e.IDs.New(ci.PrefixRun)) // anew at each try: a try may have bound another
 		if req.IdempotencyKey != "" {
-			bound, err := t.bindKey(ctx, Submission{
+			var refused error
+			op := &submitOp{id: fresh, err: &refused, s: Submission{
 				Org: req.Org, Repo: runs[0].Repo, Actor: req.Actor,
 				IdempotencyKey: req.IdempotencyKey, RequestDigest: req.RequestDigest,
-			}, fresh)
-			if err != nil || bound != fresh {
-				fresh = bound
-				return err
+			}}
+			unbound, err := t.bindKeys(ctx, []*submitOp{op})
+			if fresh = op.id; err != nil || len(unbound) == 0 {
+				return errors.Join(err, refused)
 			}
 		}
 		return t.retry(ctx, runs[0], fresh, req.Actor, req.Failed, "")
@@ -104,7 +105,7 @@ func (t *txn) retry(ctx context.Context, old store.Run, fresh ci.RunID, actor st
 			return ci.Errorf(ci.ErrConflict, "every job of the run succeeded: there is nothing to retry")
 		}
 	}
-	if err := t.insertRun(ctx, n); err != nil {
+	if err := t.insertRuns(ctx, []newRun{n}); err != nil {
 		return err
 	}
 	t.record(store.Audit{Org: old.Org, Actor: actor, Action: "retry", Run: old.ID, Object: string(fresh)})

@@ -30,53 +30,103 @@ type Submission struct {
 	IdempotencyKey, RequestDigest string
 }
 
+// submitOp is one submission in a batch.
+type submitOp struct {
+	s   Submission
+	id  ci.RunID // the answer
+	err *error
+}
+
 // Submit makes a run and its jobs, and the ready ones claimable, in one
 // transaction. The plan has been validated: it has no cycle.
 func (e *Engine) Submit(ctx context.Context, s Submission) (ci.RunID, error) {
 	if len(s.Plan.Jobs) == 0 {
 		return "", ci.Errorf(ci.ErrInvalid, "the workflow has no job to run")
 	}
-	var id ci.RunID
-	err := e.transact(ctx, func(ctx context.Context, t *txn) error {
-		repo, ok, err := t.Repo(ctx, s.Org, s.Repo)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return ci.Errorf(ci.ErrNotFound, "no repository %s", s.Repo)
-		}
-		if _, ok, err = t.Source(ctx, s.Org, s.Source); err != nil {
-			return err
-		} else if !ok {
-			return ci.Errorf(ci.ErrNotFound, "no source %s: upload the snapshot first", s.Source)
-		}
-		id = ci.RunID(e.IDs.New(ci.PrefixRun))
-		if s.IdempotencyKey != "" {
-			bound, err := t.bindKey(ctx, s, id)
-			if err != nil || bound != id {
-				id = bound
-				return err
-			}
-		}
-		return t.insertRun(ctx, newRun{Submission: s, id: id, retryDefault: repo.RetryDefault})
-	})
-	return id, err
+	op := &submitOp{s: s}
+	err := e.writer.do(ctx, &request{submit: op, done: make(chan struct{})})
+	return op.id, err
 }
 
-// bindKey binds the caller's idempotency key and returns the run it means.
-func (t *txn) bindKey(ctx context.Context, s Submission, id ci.RunID) (ci.RunID, error) {
+// submitBatch answers submissions: repeats first, then it makes the runs.
+func (t *txn) submitBatch(ctx context.Context, ops []*submitOp) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	var ids []ci.RepoID
+	var sources []store.SourceKey
+	for _, op := range ops {
+		op.id = ci.RunID(t.e.IDs.New(ci.PrefixRun)) // anew at each try of the transaction
+		ids = append(ids, op.s.Repo)
+		sources = append(sources, store.SourceKey{Org: op.s.Org, Digest: op.s.Source})
+	}
+	repos, err := t.Repos(ctx, ids)
+	if err != nil {
+		return err
+	}
+	published, err := t.Sources(ctx, sources)
+	if err != nil {
+		return err
+	}
+	var good []*submitOp
+	for i, op := range ops {
+		switch {
+		case repos[op.s.Repo].Org != op.s.Org:
+			*op.err = ci.Errorf(ci.ErrNotFound, "no repository %s", op.s.Repo)
+		case !published[sources[i]]:
+			*op.err = ci.Errorf(ci.ErrNotFound, "no source %s: upload the snapshot first", op.s.Source)
+		default:
+			good = append(good, op)
+		}
+	}
+	if good, err = t.bindKeys(ctx, good); err != nil || len(good) == 0 {
+		return err
+	}
+	runs := make([]newRun, len(good))
+	for i, op := range good {
+		runs[i] = newRun{Submission: op.s, id: op.id, retryDefault: repos[op.s.Repo].RetryDefault}
+	}
+	return t.insertRuns(ctx, runs)
+}
+
+// bindKeys binds the callers' idempotency keys and returns those submissions that
+// make a run; the others are answered with the run that their key means.
+func (t *txn) bindKeys(ctx context.Context, ops []*submitOp) ([]*submitOp, error) {
+	var wanted []store.Idempotency
+	for _, op := range ops {
+		if op.s.IdempotencyKey != "" {
+			wanted = append(wanted, store.Idempotency{CallKey: op.s.callKey(), Digest: op.s.RequestDigest, Run: op.id})
+		}
+	}
+	if len(wanted) == 0 {
+		return ops, nil
+	}
 	now, err := t.lockedNow(ctx)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	got, err := t.ClaimIdempotency(ctx, s.Org, s.Actor, string(s.Repo), s.IdempotencyKey, s.RequestDigest, id, now)
+	bound, err := t.ClaimIdempotency(ctx, wanted, now)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if got.Digest != s.RequestDigest {
-		return "", ci.Errorf(ci.ErrConflict, "the idempotency key was used for another request (run %s)", got.Run)
+	var fresh []*submitOp
+	for _, op := range ops {
+		b, ok := bound[op.s.callKey()]
+		switch {
+		case !ok || op.s.IdempotencyKey == "" || b.Run == op.id:
+			fresh = append(fresh, op)
+		case b.Digest != op.s.RequestDigest:
+			op.id = ""
+			*op.err = ci.Errorf(ci.ErrConflict, "the idempotency key was used for another request (run %s)", b.Run)
+		default:
+			op.id = b.Run
+		}
 	}
-	return got.Run, nil
+	return fresh, nil
+}
+
+func (s Submission) callKey() store.CallKey {
+	return store.CallKey{Org: s.Org, Caller: s.Actor, Scope: string(s.Repo), Key: s.IdempotencyKey}
 }
 
 // newRun is a run to insert; pins takes over results of the run it retries.
@@ -95,10 +145,14 @@ type pin struct {
 	bindings []store.Binding
 }
 
-// insertRun inserts a run with its jobs: pinned ones finished, those without
+// insertRuns inserts runs with their jobs: pinned ones finished, those without
 // unfinished needs decided, the others waiting.
-func (t *txn) insertRun(ctx context.Context, n newRun) error {
-	number, err := t.NextRunNumber(ctx, n.Repo)
+func (t *txn) insertRuns(ctx context.Context, news []newRun) error {
+	count := map[ci.RepoID]int64{}
+	for _, n := range news {
+		count[n.Repo]++
+	}
+	numbers, err := t.NextRunNumbers(ctx, count)
 	if err != nil {
 		return err
 	}
@@ -106,45 +160,55 @@ func (t *txn) insertRun(ctx context.Context, n newRun) error {
 	if err != nil {
 		return err
 	}
-	jobs := n.Plan.Jobs
-	frozen := n.Plan
-	frozen.Jobs = nil
-	plan, err := json.Marshal(frozen)
-	if err != nil {
+	var runs []store.Run
+	var rows []store.NewJob
+	var needs [][2]ci.JobID
+	specs := map[ci.JobID]ci.JobSpec{}
+	for _, n := range news {
+		count[n.Repo]--
+		run, err := runRow(n, numbers[n.Repo]-count[n.Repo], now)
+		if err != nil {
+			return err
+		}
+		own, edges, err := t.jobRows(ctx, n, run, now)
+		if err != nil {
+			return err
+		}
+		for i, r := range own {
+			specs[r.ID] = n.Plan.Jobs[i]
+			if r.State != ci.StateFinished {
+				run.JobsLeft++
+			}
+		}
+		runs = append(runs, run)
+		rows = append(rows, own...)
+		needs = append(needs, edges...)
+	}
+	if err := t.InsertRuns(ctx, runs, now); err != nil {
 		return err
 	}
-	run := store.Run{
-		ID: n.id, Org: n.Org, Repo: n.Repo, Number: number, Parent: n.parent, Workflow: n.Plan.Workflow,
-		Path: n.Plan.Path, WorkflowDigest: n.Plan.Digest, SourceDigest: n.Source, Plan: string(plan), Event: n.Event,
-		CommitSHA: clip(n.CommitSHA, 64), Ref: clip(n.Ref, 1024), Message: clip(n.Message, 64<<10), Author: clip(n.Author, 512), Actor: n.Actor,
-		Trust: n.Trust, RetryDefault: n.retryDefault, Priority: int64(n.Plan.Priority), CreatedUS: now,
-	}
-	if n.Dirty {
-		run.Dirty = 1
-	}
-	rows, needs, err := t.jobRows(ctx, n, run, jobs, now)
-	if err != nil {
+	if err := t.InsertJobs(ctx, rows, needs); err != nil {
 		return err
 	}
-	for _, r := range rows {
-		if r.State != ci.StateFinished {
-			run.JobsLeft++
+	for _, n := range news {
+		t.record(store.Audit{Org: n.Org, Actor: n.Actor, Action: "run_created", Run: n.id, Detail: n.Event})
+		t.say("run created", "run", n.id, "repo", n.Repo, "workflow", n.Plan.Workflow, "jobs", len(n.Plan.Jobs), "actor", n.Actor)
+		t.changedRun(n.Org, n.id)
+		if err := t.pinBindings(ctx, n, rows, now); err != nil {
+			return err
 		}
 	}
-	if err := t.InsertRun(ctx, run); err != nil {
-		return err
+	return t.startRuns(ctx, runs, rows, specs)
+}
+
+// startRuns decides about the jobs of new runs that have no unfinished need.
+func (t *txn) startRuns(ctx context.Context, runs []store.Run, rows []store.NewJob, specs map[ci.JobID]ci.JobSpec) error {
+	ids := make([]ci.RunID, len(runs))
+	for i, r := range runs {
+		ids[i] = r.ID
 	}
-	if err := t.InsertJobs(ctx, run, rows, needs); err != nil {
-		return err
-	}
-	t.record(store.Audit{Org: n.Org, Actor: n.Actor, Action: "run_created", Run: n.id, Detail: n.Event})
-	t.say("run created", "run", n.id, "repo", n.Repo, "workflow", n.Plan.Workflow, "jobs", len(jobs), "actor", n.Actor)
-	t.changedRun(n.Org, n.id)
-	if err := t.pinBindings(ctx, n, rows, now); err != nil {
-		return err
-	}
-	// The run is new, so its lock is ours; jobs without unfinished needs start.
-	b, _, err := t.lockBoard(ctx, []ci.RunID{n.id}, nil)
+	// The runs are new, so their locks are ours.
+	b, _, err := t.lockBoard(ctx, ids, nil)
 	if err != nil {
 		return err
 	}
@@ -157,10 +221,6 @@ func (t *txn) insertRun(ctx context.Context, n newRun) error {
 	if err := b.lockJobs(ctx, start); err != nil {
 		return err
 	}
-	byID := make(map[ci.JobID]ci.JobSpec, len(rows))
-	for i, r := range rows {
-		byID[r.ID] = jobs[i]
-	}
 	done, err := t.NeedsOf(ctx, start)
 	if err != nil {
 		return err
@@ -168,34 +228,48 @@ func (t *txn) insertRun(ctx context.Context, n newRun) error {
 	var changed []*store.Job
 	for _, id := range start {
 		j := b.jobs[id]
-		b.decide(j, byID[id], done[id])
+		b.decide(j, specs[id], done[id])
 		changed = append(changed, j)
 	}
 	return b.advance(ctx, changed)
 }
 
+// runRow renders a run.
+func runRow(n newRun, number, now int64) (store.Run, error) {
+	frozen := n.Plan
+	frozen.Jobs = nil
+	plan, err := json.Marshal(frozen)
+	run := store.Run{
+		ID: n.id, Org: n.Org, Repo: n.Repo, Number: number, Parent: n.parent, Workflow: n.Plan.Workflow,
+		Path: n.Plan.Path, WorkflowDigest: n.Plan.Digest, SourceDigest: n.Source, Plan: string(plan), Event: n.Event,
+		CommitSHA: clip(n.CommitSHA, 64), Ref: clip(n.Ref, 1024), Message: clip(n.Message, 64<<10), Author: clip(n.Author, 512), Actor: n.Actor,
+		Trust: n.Trust, RetryDefault: n.retryDefault, Priority: int64(n.Plan.Priority), CreatedUS: now,
+	}
+	if n.Dirty {
+		run.Dirty = 1
+	}
+	return run, err
+}
+
 // jobRows renders the jobs of a plan and the pairs of need and job.
-func (t *txn) jobRows(ctx context.Context, n newRun, run store.Run, jobs []ci.JobSpec, now int64) ([]store.NewJob, [][2]ci.JobID, error) {
-	e := t.e
+func (t *txn) jobRows(ctx context.Context, n newRun, run store.Run, now int64) ([]store.NewJob, [][2]ci.JobID, error) {
+	e, jobs := t.e, n.Plan.Jobs
 	edges := dag.Edges(jobs)
 	chains := dag.Chains(len(jobs), edges)
 	rows := make([]store.NewJob, len(jobs))
-	shapes := map[string]string{}
 	for i, spec := range jobs {
 		text, err := json.Marshal(spec)
 		if err != nil {
 			return nil, nil, err
 		}
-		_, key := intern("shp", spec.RunsOn)
-		if shapes[key] == "" {
-			if shapes[key], err = t.internShape(ctx, spec.RunsOn, now); err != nil {
-				return nil, nil, err
-			}
+		shape, err := t.internShape(ctx, spec.RunsOn, now)
+		if err != nil {
+			return nil, nil, err
 		}
 		id := ci.JobID(e.IDs.New(ci.PrefixJob))
 		rows[i] = store.NewJob{Spec: string(text), Job: store.Job{
 			ID: id, Run: run.ID, Org: run.Org, Index: int64(i), Name: spec.Name,
-			Key: spec.Key, Shape: shapes[key], Prio: -(int64(n.Plan.Priority)*1_000_000 + int64(spec.Priority)), Chain: int64(chains[i]),
+			Key: spec.Key, Shape: shape, Prio: -(int64(n.Plan.Priority)*1_000_000 + int64(spec.Priority)), Chain: int64(chains[i]),
 			State: ci.StateWaiting, OperationID: operationID(id),
 		}}
 		if spec.AllowFailure {
@@ -228,10 +302,13 @@ func operationID(id ci.JobID) string {
 
 // pinBindings binds the artifacts of pinned jobs in the new run too.
 func (t *txn) pinBindings(ctx context.Context, n newRun, rows []store.NewJob, now int64) error {
+	if len(n.pins) == 0 {
+		return nil
+	}
 	var bs []store.NewBinding
 	for _, r := range rows {
 		p, ok := n.pins[r.Name]
-		if !ok {
+		if !ok || r.Run != n.id {
 			continue
 		}
 		for _, b := range p.bindings {

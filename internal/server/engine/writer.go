@@ -25,10 +25,11 @@ type writer struct {
 
 // request is one call; exactly one of the operations is set.
 type request struct {
-	phase *phaseOp
-	end   *endOp
-	claim *claimOp
-	alone func(context.Context, *txn) error
+	phase  *phaseOp
+	end    *endOp
+	claim  *claimOp
+	submit *submitOp
+	alone  func(context.Context, *txn) error
 
 	err  error
 	done chan struct{}
@@ -39,6 +40,8 @@ type request struct {
 const (
 	mergeMost  = 256
 	mergePause = 2 * time.Millisecond
+	// mergeJobs is how many new jobs a merge has before it takes no more.
+	mergeJobs = 1024
 )
 
 func newWriter(e *Engine) *writer {
@@ -156,12 +159,20 @@ func (w *writer) gather(batch []*request) []*request {
 // flush applies the mergeable requests together and the others one by one.
 func (w *writer) flush(ctx context.Context, batch []*request) {
 	var merge []*request
+	jobs := 0
 	for _, r := range batch {
 		if r.alone != nil {
 			w.apply(ctx, []*request{r})
 			continue
 		}
 		merge = append(merge, r)
+		if r.submit == nil {
+			continue
+		}
+		if jobs += len(r.submit.s.Plan.Jobs); jobs >= mergeJobs {
+			w.apply(ctx, merge)
+			merge, jobs = nil, 0
+		}
 	}
 	if len(merge) > 0 {
 		w.apply(ctx, merge)
@@ -188,11 +199,12 @@ func (w *writer) apply(ctx context.Context, rs []*request) {
 }
 
 // apply runs the operations in the order of locks: sessions, runs, leases and
-// jobs of what ends; then the queue.
+// jobs of what ends; then the queue; then what is new.
 func (t *txn) apply(ctx context.Context, rs []*request) error {
 	var phases []*phaseOp
 	var ends []*endOp
 	var claims []*claimOp
+	var submits []*submitOp
 	for _, r := range rs {
 		r.err = nil
 		switch {
@@ -209,6 +221,9 @@ func (t *txn) apply(ctx context.Context, rs []*request) error {
 		case r.claim != nil:
 			r.claim.err = &r.err
 			claims = append(claims, r.claim)
+		case r.submit != nil:
+			r.submit.err = &r.err
+			submits = append(submits, r.submit)
 		}
 	}
 	sessions, err := t.lockClaimers(ctx, claims)
@@ -218,5 +233,8 @@ func (t *txn) apply(ctx context.Context, rs []*request) error {
 	if err := t.endBatch(ctx, ends, phases); err != nil {
 		return err
 	}
-	return t.claimBatch(ctx, claims, sessions)
+	if err := t.claimBatch(ctx, claims, sessions); err != nil {
+		return err
+	}
+	return t.submitBatch(ctx, submits)
 }

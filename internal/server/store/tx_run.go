@@ -10,11 +10,18 @@ import (
 
 func itoa(i int) string { return strconv.Itoa(i) }
 
-// InsertRun stores a new run in state waiting.
-func (t *Tx) InsertRun(ctx context.Context, r Run) error {
-	_, err := t.exec(ctx, "RunInsert", r.ID, r.Org, r.Repo, r.Number, r.Parent, r.Workflow, r.Path, r.WorkflowDigest,
-		r.SourceDigest, r.Plan, r.Event, r.CommitSHA, r.Ref, r.Message, r.Author, r.Dirty, r.Actor, r.Trust, r.RetryDefault,
-		r.Priority, r.JobsLeft, r.CreatedUS)
+// InsertRuns stores new runs in state waiting, made now.
+func (t *Tx) InsertRuns(ctx context.Context, runs []Run, now int64) error {
+	m := make(map[string]any, len(runs))
+	for _, r := range runs {
+		m[string(r.ID)] = map[string]any{
+			"org": r.Org, "repo": r.Repo, "number": r.Number, "parent": r.Parent, "workflow": r.Workflow, "path": r.Path,
+			"digest": r.WorkflowDigest, "source": r.SourceDigest, "plan": r.Plan, "event": r.Event, "commit": r.CommitSHA,
+			"ref": r.Ref, "message": r.Message, "author": r.Author, "dirty": r.Dirty, "actor": r.Actor, "trust": r.Trust,
+			"retry": r.RetryDefault, "priority": r.Priority, "jobs_left": r.JobsLeft,
+		}
+	}
+	_, err := t.exec(ctx, "RunsInsert", object(m), now)
 	return err
 }
 
@@ -78,18 +85,18 @@ type NewJob struct {
 	Spec string
 }
 
-// InsertJobs stores a run's jobs and what they need (pairs of need, job).
-func (t *Tx) InsertJobs(ctx context.Context, run Run, jobs []NewJob, needs [][2]ci.JobID) error {
+// InsertJobs stores the jobs of new runs and what they need (pairs of need, job).
+func (t *Tx) InsertJobs(ctx context.Context, jobs []NewJob, needs [][2]ci.JobID) error {
 	m := make(map[string]any, len(jobs))
 	for _, j := range jobs {
 		m[string(j.ID)] = map[string]any{
-			"idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
+			"run": j.Run, "org": j.Org, "idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
 			"prio": j.Prio, "chain": j.Chain, "allow": j.AllowFailure, "op": j.OperationID, "needs": j.NeedsLeft,
 			"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "outputs": j.Outputs, "pinned": j.PinnedFrom,
 			"finished": j.FinishedUS,
 		}
 	}
-	if _, err := t.exec(ctx, "JobsInsert", object(m), run.ID, run.Org); err != nil {
+	if _, err := t.exec(ctx, "JobsInsert", object(m)); err != nil {
 		return err
 	}
 	if len(needs) == 0 {

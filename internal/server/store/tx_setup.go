@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 
 	"forgeci/internal/ci"
 )
@@ -117,13 +118,36 @@ func (t *Tx) Repo(ctx context.Context, org ci.OrgID, id ci.RepoID) (Repo, bool, 
 	return one(ctx, t, "RepoGet", scanRepo, id, org)
 }
 
-// NextRunNumber takes the repository's next run number.
-func (t *Tx) NextRunNumber(ctx context.Context, id ci.RepoID) (int64, error) {
-	n, ok, err := one(ctx, t, "RepoNextNumber", scanInt, id)
-	if err == nil && !ok {
-		err = ci.Errorf(ci.ErrNotFound, "no repository %s", id)
+// Repos returns repositories of any organisation: the caller compares.
+func (t *Tx) Repos(ctx context.Context, ids []ci.RepoID) (map[ci.RepoID]Repo, error) {
+	rows, err := query(ctx, t, "ReposGet", scanRepo, keys(ids))
+	out := make(map[ci.RepoID]Repo, len(rows))
+	for _, r := range rows {
+		out[r.ID] = r
 	}
-	return n, err
+	return out, err
+}
+
+// NextRunNumbers takes so many run numbers of each repository and returns the
+// last of them.
+func (t *Tx) NextRunNumbers(ctx context.Context, n map[ci.RepoID]int64) (map[ci.RepoID]int64, error) {
+	type row struct {
+		id   ci.RepoID
+		last int64
+	}
+	m := make(map[string]any, len(n))
+	for id, k := range n {
+		m[string(id)] = map[string]any{"n": k}
+	}
+	rows, err := query(ctx, t, "ReposNextNumbers", func(r scanner, v *row) error { return r.Scan(&v.id, &v.last) }, object(m))
+	out := make(map[ci.RepoID]int64, len(rows))
+	for _, r := range rows {
+		out[r.id] = r.last
+	}
+	if err == nil && len(out) != len(n) {
+		err = fmt.Errorf("store: %d of %d repositories are there", len(out), len(n))
+	}
+	return out, err
 }
 
 // InsertSource records a published snapshot; one with the same digest stays.
@@ -137,21 +161,63 @@ func (t *Tx) Source(ctx context.Context, org ci.OrgID, digest string) (Source, b
 	return one(ctx, t, "SourceGet", scanSource, org, digest)
 }
 
-// Idempotency is what a caller's key was used for.
-type Idempotency struct {
+// SourceKey names a snapshot of an organisation by its manifest digest.
+type SourceKey struct {
+	Org    ci.OrgID
 	Digest string
+}
+
+// Sources returns those of the snapshots that are published.
+func (t *Tx) Sources(ctx context.Context, ks []SourceKey) (map[SourceKey]bool, error) {
+	m := make(map[string]any, len(ks))
+	for _, k := range ks {
+		m[string(k.Org)+"\x1f"+k.Digest] = map[string]any{"o": k.Org, "d": k.Digest}
+	}
+	rows, err := query(ctx, t, "SourcesGet", func(r scanner, v *SourceKey) error { return r.Scan(&v.Org, &v.Digest) }, object(m))
+	out := make(map[SourceKey]bool, len(rows))
+	for _, k := range rows {
+		out[k] = true
+	}
+	return out, err
+}
+
+// CallKey is a caller's idempotency key.
+type CallKey struct {
+	Org                ci.OrgID
+	Caller, Scope, Key string
+}
+
+// Idempotency is what a caller's key is used for.
+type Idempotency struct {
+	CallKey
+	Digest string // of the request
 	Run    ci.RunID
 }
 
-// ClaimIdempotency binds a caller's key to a request digest and a run unless it
-// is bound; it returns what the key is bound to now.
-func (t *Tx) ClaimIdempotency(ctx context.Context, org ci.OrgID, caller, scope, key, digest string, run ci.RunID, now int64) (Idempotency, error) {
-	if _, err := t.exec(ctx, "IdempotencyInsert", org, caller, scope, key, digest, run, now); err != nil {
-		return Idempotency{}, err
+// ClaimIdempotency binds callers' keys to requests and runs unless they are bound;
+// it returns what each is bound to now. Of several for one key the first counts.
+func (t *Tx) ClaimIdempotency(ctx context.Context, ks []Idempotency, now int64) (map[CallKey]Idempotency, error) {
+	m := make(map[string]any, len(ks))
+	for _, k := range ks {
+		name := string(k.Org) + "\x1f" + k.Caller + "\x1f" + k.Scope + "\x1f" + k.Key
+		if m[name] != nil {
+			continue
+		}
+		m[name] = map[string]any{
+			"o": k.Org, "c": k.Caller, "s": k.Scope, "k": k.Key, "d": k.Digest, "r": k.Run,
+		}
 	}
-	v, _, err := one(ctx, t, "IdempotencyGet", func(r scanner, v *Idempotency) error { return r.Scan(&v.Digest, &v.Run) },
-		org, caller, scope, key)
-	return v, err
+	if _, err := t.exec(ctx, "IdempotencyInsert", object(m), now); err != nil {
+		return nil, err
+	}
+	rows, err := query(ctx, t, "IdempotencyGet", func(r scanner, v *Idempotency) error {
+		return r.Scan(&v.Org, &v.Caller, &v.Scope, &v.Key, &v.Digest, &v.Run)
+	}, object(m))
+	out := make(map[CallKey]Idempotency, len(rows))
+	for _, v := range rows {
+		out[v.CallKey] = v
+	}
+	return out, err
 }
 
 // Rejection counts refused lease calls of one route and reason.

@@ -1,9 +1,13 @@
 -- Runs, jobs and their order.
 
--- name: RunInsert
+-- name: RunsInsert
 INSERT INTO run (id, org_id, repo_id, number, parent_id, workflow, path, workflow_digest, source_digest, plan, event,
   commit_sha, ref, message, author, dirty, actor, trust, retry_default, priority, state, jobs_left, created_us)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, 'waiting', $21, $22);
+SELECT key, value->>'org', value->>'repo', CAST(value->>'number' AS BIGINT), value->>'parent', value->>'workflow',
+  value->>'path', value->>'digest', value->>'source', value->>'plan', value->>'event', value->>'commit', value->>'ref',
+  value->>'message', value->>'author', CAST(value->>'dirty' AS BIGINT), value->>'actor', value->>'trust',
+  value->>'retry', CAST(value->>'priority' AS BIGINT), 'waiting', CAST(value->>'jobs_left' AS BIGINT), CAST($2 AS BIGINT)
+FROM json_each($1) WHERE true;
 
 -- name: RunGet
 SELECT {{run}} FROM run WHERE id = $1;
@@ -37,7 +41,7 @@ UPDATE run SET state = 'running', started_us = $2 WHERE id IN (
 -- name: JobsInsert
 INSERT INTO job (id, run_id, org_id, idx, name, key, spec, shape_id, prio, chain, allow_failure, operation_id, needs_left,
   state, conclusion, reason, outputs, pinned_from, finished_us)
-SELECT key, $2, $3, CAST(value->>'idx' AS BIGINT), value->>'name', value->>'key', value->>'spec', value->>'shape',
+SELECT key, value->>'run', value->>'org', CAST(value->>'idx' AS BIGINT), value->>'name', value->>'key', value->>'spec', value->>'shape',
   CAST(value->>'prio' AS BIGINT), CAST(value->>'chain' AS BIGINT), CAST(value->>'allow' AS BIGINT), value->>'op',
   CAST(value->>'needs' AS BIGINT), value->>'state', value->>'conclusion', value->>'reason', value->>'outputs',
   value->>'pinned', CAST(value->>'finished' AS BIGINT)

@@ -62,8 +62,12 @@ SELECT id, org_id, host, name, retry_default FROM repo WHERE org_id = $1 AND hos
 -- name: RepoGet
 SELECT id, org_id, host, name, retry_default FROM repo WHERE id = $1 AND org_id = $2;
 
--- name: RepoNextNumber
-UPDATE repo SET last_number = last_number + 1 WHERE id = $1 RETURNING last_number;
+-- name: ReposGet
+SELECT id, org_id, host, name, retry_default FROM repo WHERE id IN (SELECT key FROM json_each($1));
+
+-- name: ReposNextNumbers
+UPDATE repo SET last_number = last_number + x.n FROM (SELECT key AS id, CAST(value->>'n' AS BIGINT) AS n FROM json_each($1)) x
+WHERE repo.id = x.id RETURNING repo.id, repo.last_number;
 
 -- name: SourceInsert
 INSERT INTO source (org_id, digest, blob_key, blob_digest, size, files, bytes, created_us)
@@ -72,12 +76,18 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (org_id, digest) DO NOTHING;
 -- name: SourceGet
 SELECT digest, blob_key, blob_digest, size, files, bytes FROM source WHERE org_id = $1 AND digest = $2;
 
+-- name: SourcesGet
+SELECT org_id, digest FROM source WHERE (org_id, digest) IN (SELECT value->>'o', value->>'d' FROM json_each($1));
+
 -- name: IdempotencyInsert
-INSERT INTO idempotency (org_id, caller, scope, key, digest, run_id, created_us) VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO idempotency (org_id, caller, scope, key, digest, run_id, created_us)
+SELECT value->>'o', value->>'c', value->>'s', value->>'k', value->>'d', value->>'r', CAST($2 AS BIGINT)
+FROM json_each($1) WHERE true
 ON CONFLICT (org_id, caller, scope, key) DO NOTHING;
 
 -- name: IdempotencyGet
-SELECT digest, run_id FROM idempotency WHERE org_id = $1 AND caller = $2 AND scope = $3 AND key = $4;
+SELECT org_id, caller, scope, key, digest, run_id FROM idempotency WHERE (org_id, caller, scope, key) IN
+  (SELECT value->>'o', value->>'c', value->>'s', value->>'k' FROM json_each($1));
 
 -- name: RejectionsAdd
 INSERT INTO rejection (org_id, route, reason, n)

@@ -120,16 +120,16 @@ func (w *World) Run(specs ...ci.JobSpec) (store.Run, []ci.JobID) {
 	ids := make([]ci.JobID, len(specs))
 	var run store.Run
 	w.Write(func(ctx context.Context, tx *store.Tx) error {
-		number, err := tx.NextRunNumber(ctx, w.Repo)
+		numbers, err := tx.NextRunNumbers(ctx, map[ci.RepoID]int64{w.Repo: 1})
 		if err != nil {
 			return err
 		}
 		run = store.Run{
-			ID: ci.RunID(w.ids.New(ci.PrefixRun)), Org: w.Org, Repo: w.Repo, Number: number, Workflow: "w", Path: ".forgeci.yaml",
+			ID: ci.RunID(w.ids.New(ci.PrefixRun)), Org: w.Org, Repo: w.Repo, Number: numbers[w.Repo], Workflow: "w", Path: ".forgeci.yaml",
 			WorkflowDigest: "d", SourceDigest: "s", Plan: "{}", Event: "manual", Actor: "tester", Trust: ci.TrustTrusted,
 			JobsLeft: int64(len(specs)), CreatedUS: w.now.Load(),
 		}
-		if err := tx.InsertRun(ctx, run); err != nil {
+		if err := tx.InsertRuns(ctx, []store.Run{run}, run.CreatedUS); err != nil {
 			return err
 		}
 		var jobs []store.NewJob
@@ -149,14 +149,14 @@ func (w *World) Run(specs ...ci.JobSpec) (store.Run, []ci.JobID) {
 				key = name
 			}
 			jobs = append(jobs, store.NewJob{Spec: string(text), Job: store.Job{
-				ID: ids[i], Index: int64(i), Name: name, Key: key, Shape: "shape",
+				ID: ids[i], Run: run.ID, Org: run.Org, Index: int64(i), Name: name, Key: key, Shape: "shape",
 				Chain: 1, OperationID: string(ids[i]), State: ci.StateWaiting,
 			}})
 			if i > 0 {
 				needs = append(needs, [2]ci.JobID{ids[i-1], ids[i]})
 			}
 		}
-		if err := tx.InsertJobs(ctx, run, jobs, needs); err != nil {
+		if err := tx.InsertJobs(ctx, jobs, needs); err != nil {
 			return err
 		}
 		return tx.StartRuns(ctx, []ci.RunID{run.ID}, w.now.Load())
