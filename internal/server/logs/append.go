@@ -95,7 +95,7 @@ func (s *Service) append(ctx context.Context, held engine.Held, chunks []protoco
 		for _, e := range r.extents {
 			r.size += e.Length
 		}
-		if err := s.enqueue(r); err != nil {
+		if err := s.enqueue(ctx, r); err != nil {
 			return protocol.LogReply{}, err
 		}
 		var a answer

@@ -27,15 +27,26 @@ const (
 	orphanAge   = time.Hour
 )
 
-func (s *Service) enqueue(r *request) error {
+// enqueue hands a request to the writers; while there are none its caller writes.
+func (s *Service) enqueue(ctx context.Context, r *request) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.stopped {
+		s.mu.Unlock()
 		return unavailable("the server is shutting down", time.Second)
 	}
 	s.queue = append(s.queue, r)
 	s.queued += r.size
-	wake(s.arrived)
+	running := s.running
+	s.mu.Unlock()
+	if running {
+		wake(s.arrived)
+		return nil
+	}
+	if s.cfg.Gather != nil {
+		s.cfg.Gather()
+	}
+	for len(r.done) == 0 && s.Flush(ctx) > 0 {
+	}
 	return nil
 }
 
@@ -82,10 +93,19 @@ func (s *Service) write(ctx context.Context) {
 			}
 		}
 		last = time.Now()
-		if group := s.group(); len(group) > 0 {
-			s.store(ctx, group)
-		}
+		s.Flush(ctx)
 	}
+}
+
+// Flush makes one group of the requests that wait durable, answers each of them,
+// and returns how many they were. It is all that a writer of Run does when it has
+// waited for a group; a caller that owns the time may do it instead.
+func (s *Service) Flush(ctx context.Context) int {
+	group := s.group()
+	if len(group) > 0 {
+		s.store(ctx, group)
+	}
+	return len(group)
 }
 
 // waiting returns the size of the queue, at least 1 when something is in it.
@@ -152,8 +172,8 @@ func (s *Service) storeGroup(ctx context.Context, group []*request) ([]answer, e
 	if err != nil {
 		return nil, away(err)
 	}
-	began := time.Now()
-	key := objectKey(segmentPrefix, s.cfg.Incarnation, made, s.ids.New(ci.PrefixObject))
+	began := s.cfg.Monotonic()
+	key := objectKey(segmentPrefix, s.cfg.Incarnation, made, s.cfg.IDs.New(ci.PrefixObject))
 	if size > 0 {
 		put, cancel := context.WithTimeout(ctx, putLimit)
 		err := s.cfg.Blob.PutNew(put, key, bytes.NewReader(segment), size, sha256.Sum256(segment))
@@ -167,7 +187,7 @@ func (s *Service) storeGroup(ctx context.Context, group []*request) ([]answer, e
 	defer cancel()
 	var c commitment
 	err = s.cfg.Store.Write(commit, func(tx *store.Tx) error {
-		c = commitment{limit: s.cfg.Limit, group: group, segment: key, size: size, made: made, late: time.Since(began) > segmentLife}
+		c = commitment{limit: s.cfg.Limit, group: group, segment: key, size: size, made: made, late: s.cfg.Monotonic()-began > segmentLife}
 		return c.run(commit, tx)
 	})
 	if err != nil {

@@ -62,16 +62,24 @@ type Config struct {
 	Poll time.Duration
 	// LineText is how many bytes of one line are answered as text; 64 KiB when 0.
 	LineText int
+	// IDs makes the names of objects.
+	IDs ci.IDSource
+	// Monotonic is a clock that never jumps; nil means this process's.
+	Monotonic func() time.Duration
+	// Gather, when set and Run is not running, is called when chunks wait to be
+	// stored and before those that wait are: the simulation, which has one thread,
+	// makes other calls in it. nil: the chunks of each call are stored at once.
+	Gather func()
 }
 
 // DefaultLimit is how much is stored of one attempt's log.
 const DefaultLimit = 1 << 30
 
-// Service is the log service of one node. New starts nothing; Run does. All
-// methods are safe for concurrent use.
+// Service is the log service of one node. New starts nothing: calls work at once,
+// each writing what waits by itself (Flush); Run adds groups that wait for others,
+// sealing and collecting. All methods are safe for concurrent use.
 type Service struct {
 	cfg    Config
-	ids    ci.IDSource
 	budget *budget
 	cache  *cache
 	codec  *codec
@@ -84,6 +92,7 @@ type Service struct {
 	// guarded by mu
 	queue   []*request
 	queued  int64
+	running bool // writers of Run take what is queued
 	stopped bool
 	hinted  map[store.AttemptKey]bool // ended on this node, to be sealed at once
 	views   map[store.AttemptKey]*view
@@ -94,7 +103,7 @@ type Service struct {
 // clock remembers when the database's time was last read.
 type clock struct {
 	us int64
-	at time.Time
+	at time.Duration // on the monotonic clock
 }
 
 // New returns a service that does not run yet.
@@ -108,6 +117,10 @@ func New(cfg Config) *Service {
 	def(&cfg.LineText, 64<<10)
 	if cfg.Incarnation == "" {
 		cfg.Incarnation = "0"
+	}
+	if cfg.Monotonic == nil {
+		start := time.Now()
+		cfg.Monotonic = func() time.Duration { return time.Since(start) }
 	}
 	return &Service{
 		cfg: cfg, budget: newBudget(cfg.Memory), cache: newCache(cfg.Cache), codec: newCodec(),
@@ -125,6 +138,9 @@ func def[T int | int64 | time.Duration](v *T, d T) {
 // Run writes, seals and collects until ctx ends. Everything it started has ended
 // when it returns; what waits to be written is answered ErrUnavailable.
 func (s *Service) Run(ctx context.Context) error {
+	s.mu.Lock()
+	s.running = true
+	s.mu.Unlock()
 	var all sync.WaitGroup
 	for range s.cfg.Writers {
 		all.Go(func() { s.write(ctx) })
@@ -178,7 +194,7 @@ func (s *Service) now(ctx context.Context) (int64, error) {
 	s.mu.Lock()
 	c := s.clock
 	s.mu.Unlock()
-	if age := time.Since(c.at); c.us != 0 && age < time.Minute {
+	if age := s.cfg.Monotonic() - c.at; c.us != 0 && age < time.Minute {
 		return c.us + age.Microseconds(), nil
 	}
 	var now int64
@@ -194,6 +210,6 @@ func (s *Service) now(ctx context.Context) (int64, error) {
 
 func (s *Service) setNow(us int64) {
 	s.mu.Lock()
-	s.clock = clock{us, time.Now()}
+	s.clock = clock{us, s.cfg.Monotonic()}
 	s.mu.Unlock()
 }

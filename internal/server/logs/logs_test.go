@@ -842,3 +842,36 @@ func TestManyAttemptsWriteAtOnceThroughTwoNodes(t *testing.T) {
 		}
 	})
 }
+
+// Before Run each call stores what waits by itself, in groups when calls come
+// together: what it acknowledges is as durable as behind a writer.
+func TestAppendStoresByItselfWhileNothingRuns(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		cfg := w.cfg
+		first, second := w.job(), w.job()
+		var one, two writer
+		var svc *logs.Service
+		put := func(ref ci.LeaseRef, c protocol.Chunk) {
+			reply, err := svc.Append(t.Context(), w.held(ref), []protocol.Chunk{c})
+			if err != nil || len(reply.Streams) != 1 || reply.Streams[0].Length != c.Offset+c.Len() {
+				t.Errorf("reply %+v, %v", reply, err)
+			}
+		}
+		calls := 0
+		cfg.Gather = func() {
+			if calls++; calls == 1 { // another call comes while the first one waits
+				put(second, two.chunk(0, protocol.Stdout, "second\n"))
+			}
+		}
+		svc = logs.New(cfg)
+		put(first, one.chunk(0, protocol.Stdout, "first\n"))
+		put(first, one.chunk(0, protocol.Stdout, "third\n"))
+		if got := len(w.objects("logs/segments/")); got != 2 {
+			t.Errorf("%d segments for a group of two calls and a single one", got)
+		}
+		if a, b := w.raw(query(first)), w.raw(query(second)); a != "first\nthird\n" || b != "second\n" {
+			t.Errorf("another node reads %q and %q", a, b)
+		}
+	})
+}

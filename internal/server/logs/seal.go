@@ -170,7 +170,7 @@ func (s *Service) archive(ctx context.Context, l store.Log, now int64) (store.Lo
 		return l, err
 	}
 	l.Lines, l.Gap, l.ArchiveSize = sealed.lines, sealed.gap, out.size
-	name := string(l.Job) + "-" + strconv.FormatInt(l.Epoch, 10) + "-" + s.ids.New(ci.PrefixObject)
+	name := string(l.Job) + "-" + strconv.FormatInt(l.Epoch, 10) + "-" + s.cfg.IDs.New(ci.PrefixObject)
 	l.ArchiveKey = objectKey(archivePrefix, s.cfg.Incarnation, now, name)
 	if err := s.cfg.Blob.PutNew(ctx, l.ArchiveKey, out.reader(), out.size, [32]byte(out.sum.Sum(nil))); err != nil {
 		return l, err

@@ -25,15 +25,15 @@ type view struct {
 	found   bool
 	lay     *layout // of extents while the log is not sealed, else of its archive
 	frames  []frame
-	archive string // whose index lay is
-	at      time.Time
+	archive string        // whose index lay is
+	at      time.Duration // on the monotonic clock
 
 	now snapshot // guarded by hint
 
 	hint    sync.Mutex
 	dirty   bool          // guarded by hint: something was stored since the last refresh
 	changed chan struct{} // guarded by hint: closed at the next touch
-	used    time.Time     // guarded by Service.mu
+	used    time.Duration // guarded by Service.mu
 	readers int           // guarded by Service.mu
 }
 
@@ -66,7 +66,7 @@ func (s *Service) open(org ci.OrgID, k store.AttemptKey) (v *view, done func()) 
 		s.views[k] = v
 	}
 	v.readers++
-	v.used = time.Now()
+	v.used = s.cfg.Monotonic()
 	return v, sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -85,7 +85,7 @@ func (s *Service) trim() {
 				records += len(v.now.recs)
 			}
 			v.hint.Unlock()
-			if v.readers == 0 && (oldest == nil || v.used.Before(oldest.used)) {
+			if v.readers == 0 && (oldest == nil || v.used < oldest.used) {
 				oldest = v
 			}
 		}
@@ -119,7 +119,7 @@ func (s *Service) look(ctx context.Context, v *view, maxAge time.Duration) (snap
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.hint.Lock()
-	fresh := !v.dirty && v.now.layout != nil && maxAge > 0 && time.Since(v.at) < maxAge
+	fresh := !v.dirty && v.now.layout != nil && maxAge > 0 && s.cfg.Monotonic()-v.at < maxAge
 	snap := v.now
 	snap.changed = v.changed
 	v.dirty = false
@@ -127,7 +127,7 @@ func (s *Service) look(ctx context.Context, v *view, maxAge time.Duration) (snap
 	if fresh {
 		return snap, nil
 	}
-	at := time.Now()
+	at := s.cfg.Monotonic()
 	changed := snap.changed
 	if err := s.refresh(ctx, v); err != nil {
 		v.hint.Lock()
