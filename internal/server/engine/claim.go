@@ -60,7 +60,8 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			Detail: fmt.Sprintf("the session has more than %d open polls: wait for their answers", pollsMost),
 		}
 	}
-	p, stop := e.hub.listen(who.Org, session.Offer)
+	key := store.ClaimKey{Session: req.Session, Request: req.RequestID}
+	p, stop := e.hub.listen(who.Org, session.Offer, key)
 	defer stop()
 	first := true
 	var again <-chan time.Time // a blocked session looks again
@@ -78,6 +79,8 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 				return nil, err
 			}
 			if op.lease != nil {
+				stop() // a hint that comes from now on is for another poll
+				e.hub.granted(key)
 				return e.ticket(ctx, *op.lease)
 			}
 			if op.blocked {
@@ -92,7 +95,12 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-deadline.C:
-			return nil, nil
+			// A repeat of this claim may have taken a job, here or on another node, and
+			// its caller may be gone: the caller who is still there gets that job.
+			if work, err = e.wasGranted(ctx, key); err != nil || !work {
+				return nil, err
+			}
+			req.Wait = 0
 		case <-again:
 			again = nil
 			e.hub.hear(p)
@@ -106,6 +114,16 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			}
 		}
 	}
+}
+
+// wasGranted says whether a claim has taken a job.
+func (e *Engine) wasGranted(ctx context.Context, key store.ClaimKey) (bool, error) {
+	var old []store.Attempt
+	err := e.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		old, err = tx.AttemptsByClaim(ctx, []store.ClaimKey{key})
+		return err
+	})
+	return len(old) > 0, err
 }
 
 // claimable looks, without locks, whether a claim is worth a transaction: an

@@ -7,6 +7,7 @@ import (
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/server/store"
 )
 
 // hub wakes long polls and watchers of runs. Wake-ups are hints: whoever waits
@@ -24,6 +25,7 @@ type hub struct {
 type poll struct {
 	org   ci.OrgID
 	offer string
+	claim store.ClaimKey
 	woken chan struct{} // capacity 1
 	deaf  bool          // guarded by hub.mu: its session cannot take a job now
 }
@@ -44,8 +46,8 @@ func newHub() *hub {
 	return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}, waiting: map[ci.SessionID]chan struct{}{}, unheard: map[ci.SessionID]bool{}}
 }
 
-func (h *hub) listen(org ci.OrgID, offer string) (p *poll, stop func()) {
-	p = &poll{org: org, offer: offer, woken: make(chan struct{}, 1)}
+func (h *hub) listen(org ci.OrgID, offer string, claim store.ClaimKey) (p *poll, stop func()) {
+	p = &poll{org: org, offer: offer, claim: claim, woken: make(chan struct{}, 1)}
 	h.mu.Lock()
 	h.polls[p] = true
 	if h.closed {
@@ -77,6 +79,22 @@ func (h *hub) hear(p *poll) {
 	h.mu.Lock()
 	p.deaf = false
 	h.mu.Unlock()
+}
+
+// granted wakes the other polls of the same claim: who asked again because a
+// connection broke gets the answer that went to the broken one.
+func (h *hub) granted(claim store.ClaimKey) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for p := range h.polls {
+		if p.claim != claim {
+			continue
+		}
+		select {
+		case p.woken <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // wake wakes up to n polls of a tenant's runners with one of the offers.

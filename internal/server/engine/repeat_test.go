@@ -3,6 +3,7 @@ package engine_test
 import (
 	"errors"
 	"log/slog"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -41,6 +42,38 @@ func TestALostClaimReplyGivesTheSameJobAgain(t *testing.T) {
 	})
 }
 
+// A registration that comes again is the same registration; one that was replaced
+// meanwhile does not take the runner's credential away.
+func TestARepeatedRegistrationChangesNothing(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		a := w.agent("a", 1)
+		register := func(hash string) (ci.RunnerID, error) {
+			key := make([]byte, 32)
+			copy(key, "a")
+			return w.e.Register(w.ctx, w.org, "tester", []string{"*"}, protocol.Register{Name: "a", PublicKey: key}, hash)
+		}
+		for _, hash := range []string{"first", "second", "second"} {
+			if id, err := register(hash); err != nil || id != a.who.Runner {
+				w.t.Fatalf("register %s: %s %v", hash, id, err)
+			}
+		}
+		if _, err := register("first"); !errors.Is(err, ci.ErrConflict) {
+			w.t.Errorf("a replaced registration that comes late: %v, want conflict", err)
+		}
+		for hash, good := range map[string]bool{"first": false, "second": true} {
+			var had store.Credential
+			if err := w.store.Read(w.ctx, func(tx *store.Tx) (err error) {
+				had, _, err = tx.CredentialByHash(w.ctx, hash)
+				return err
+			}); err != nil || (had.RevokedUS == 0) != good {
+				w.t.Errorf("credential %s: %+v %v, want it good: %v", hash, had, err, good)
+			}
+		}
+		w.check()
+	})
+}
+
 func TestALostCompletionReplyGivesTheSameAnswer(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(w *world) {
@@ -64,6 +97,40 @@ func TestALostCompletionReplyGivesTheSameAnswer(t *testing.T) {
 			w.t.Errorf("another request after the end: %v, want run_ended", err)
 		}
 		w.wantJob(id, "j", ci.StateFinished, ci.ConclusionFailed, ci.ReasonExit)
+		w.check()
+	})
+}
+
+// A connection breaks while its poll waits and the server does not notice: the
+// poll that asks again waits beside it. Whichever of them takes the job, the other
+// gets it too, on the same node at once, on another before it ends.
+func TestARepeatThatWaitsBesideItsClaimGetsTheJobToo(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		a := w.agent("a", 2)
+		req := protocol.Claim{Session: a.session, RequestID: "once", Wait: ci.Duration(3 * time.Second)}
+		nodes := []*engine.Engine{w.e, w.e, w.engine(slog.New(slog.DiscardHandler))}
+		tickets := make([]*protocol.Ticket, len(nodes))
+		var polls sync.WaitGroup
+		for i, node := range nodes {
+			polls.Go(func() {
+				ticket, err := node.Claim(w.ctx, a.who, req)
+				if err != nil {
+					w.t.Errorf("poll %d: %v", i, err)
+				}
+				tickets[i] = ticket
+			})
+		}
+		for w.e.Polls() < 2 || nodes[2].Polls() < 1 {
+			runtime.Gosched()
+		}
+		w.submit(job("j"))
+		polls.Wait()
+		for i, got := range tickets {
+			if got == nil || got.Lease != tickets[0].Lease {
+				w.t.Errorf("poll %d got %+v, want the lease of the others", i, got)
+			}
+		}
 		w.check()
 	})
 }
