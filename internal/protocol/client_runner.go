@@ -11,10 +11,11 @@ import (
 )
 
 // Register registers a runner; the client's token is the registration token. A
-// repeat with the same public key gives the same runner and a fresh credential.
+// repeat with the same public key gives the same runner, with another credential
+// in place of the one before.
 func (c *Client) Register(ctx context.Context, in Register) (Registered, error) {
 	var out Registered
-	_, err := c.do(ctx, call{route: RouteRegister, in: in}, &out)
+	_, err := c.do(ctx, call{route: RouteRegister, in: in, repeat: true}, &out)
 	return out, err
 }
 

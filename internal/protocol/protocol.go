@@ -37,6 +37,10 @@ type Register struct {
 	// directory; it identifies the runner across restarts.
 	PublicKey []byte   `json:"public_key"`
 	Labels    []string `json:"labels,omitempty"`
+	// Credential is what the runner will show from then on, a new token of
+	// TokenRunner that it has made. The same one again changes nothing, however
+	// late it comes: one that was replaced meanwhile does not come back.
+	Credential string `json:"credential"`
 }
 
 // Registered answers Register.

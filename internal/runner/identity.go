@@ -36,6 +36,9 @@ type identity struct {
 	mu sync.Mutex
 	// have is the credential in use; guarded by mu.
 	have credential
+	// next is the credential that is being registered: a call without an answer is
+	// repeated with the same one; guarded by mu.
+	next string
 }
 
 // credential is what credential.json holds. Server keeps it from being shown
@@ -112,12 +115,19 @@ func (id *identity) renew(ctx context.Context, refused string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
+	if id.next == "" {
+		id.next = protocol.NewToken(protocol.TokenRunner)
+	}
 	out, err := id.server.base.WithToken(id.token).Register(ctx, protocol.Register{
-		Name: id.name, PublicKey: id.public, Labels: id.labels,
+		Name: id.name, PublicKey: id.public, Labels: id.labels, Credential: id.next,
 	})
+	if errors.Is(err, ci.ErrConflict) {
+		id.next = "" // it has been replaced
+	}
 	if err != nil {
 		return err
 	}
+	id.next = ""
 	next := credential{Server: id.server.base.BaseURL(), Runner: out.Runner, Credential: out.Credential}
 	text, err := json.Marshal(next)
 	if err != nil {

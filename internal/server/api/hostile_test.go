@@ -270,8 +270,9 @@ func TestReportsOutOfBoundsAreRefusedByTheirPlace(t *testing.T) {
 			{protocol.RouteOpenSession, `{"request_id":"r","protocol":1,"slots":1,"offer":{"labels":["ok","` + long + `"]}}`, "/offer/labels/1"},
 			{protocol.RouteOpenSession, `{"request_id":"r","protocol":1,"slots":1,"offer":{"labels":["a\nb"]}}`, "/offer/labels/0"},
 			{protocol.RouteOpenSession, `{"request_id":"r","protocol":1,"slots":1,"offer":{"isolation":[""]}}`, "/offer/isolation/0"},
-			{protocol.RouteRegister, `{"name":"a\u001b[31m","public_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}`, "/name"},
-			{protocol.RouteRegister, `{"name":"a","public_key":"AAAA"}`, "/public_key"},
+			{protocol.RouteRegister, `{"name":"a\u001b[31m","public_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","credential":"` + protocol.NewToken(protocol.TokenRunner) + `"}`, "/name"},
+			{protocol.RouteRegister, `{"name":"a","public_key":"AAAA","credential":"` + protocol.NewToken(protocol.TokenRunner) + `"}`, "/public_key"},
+			{protocol.RouteRegister, `{"name":"a","public_key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","credential":"fcn_guessed"}`, "/credential"},
 		} {
 			i := slices.IndexFunc(s.api.Routes(), func(r Route) bool { return r.Pattern == c.route })
 			status, p := s.ask(s.api.Routes()[i], "", []byte(c.body))

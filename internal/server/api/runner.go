@@ -61,13 +61,17 @@ func (a *API) register(w http.ResponseWriter, r *http.Request, c caller) error {
 	if err != nil {
 		return err
 	}
-	token := protocol.NewToken(protocol.TokenRunner)
-	id, err := a.Engine.Register(r.Context(), c.org, c.actor, c.granted, req, auth.Hash(token))
+	if !protocol.ValidToken(req.Credential, protocol.TokenRunner) {
+		return &ci.Error{Kind: ci.ErrInvalid, Detail: "credential: a token of the runner's own making is needed", Fields: []ci.FieldError{{
+			Pointer: "/credential", Detail: "it begins with " + string(protocol.TokenRunner) + "_",
+		}}}
+	}
+	id, err := a.Engine.Register(r.Context(), c.org, c.actor, c.granted, req, auth.Hash(req.Credential))
 	if err != nil {
 		return err
 	}
 	a.Auth.Forget()
-	return writeJSON(w, http.StatusOK, protocol.Registered{Runner: id, Credential: token})
+	return writeJSON(w, http.StatusOK, protocol.Registered{Runner: id, Credential: req.Credential})
 }
 
 func (a *API) openSession(w http.ResponseWriter, r *http.Request, c caller) error {

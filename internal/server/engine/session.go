@@ -17,9 +17,10 @@ import (
 // How far a runner's clock may differ before it is told.
 const clockTold = 5 * time.Minute
 
-// Register makes the runner of a public key, or finds it again, and gives it a
-// fresh credential; the hash is what is stored. Earlier credentials of the same
-// runner stop working.
+// Register makes the runner of a public key, or finds it again, and gives it the
+// credential that it has made; the hash is what is stored. Earlier credentials of
+// the same runner stop working and never work again: a repeat of the latest
+// registration changes nothing, one of an earlier is ErrConflict.
 //
 // granted are the labels that the registration allows, "*" for all that the
 // runner declares (SPEC decision 13); they take effect with its next session.
@@ -48,6 +49,14 @@ func (e *Engine) Register(ctx context.Context, org ci.OrgID, actor string, grant
 			return err
 		}
 		id = r.ID
+		switch had, ok, err := t.CredentialByHash(ctx, credentialHash); {
+		case err != nil:
+			return err
+		case ok && had.Runner == id && had.RevokedUS == 0:
+			return nil // a repeat
+		case ok:
+			return ci.Errorf(ci.ErrConflict, "this credential was replaced: make a new one")
+		}
 		if err := t.RevokeRunnerCredentials(ctx, id, now); err != nil {
 			return err
 		}

@@ -39,7 +39,9 @@ func (w *world) simulate(ctx context.Context, name string) (*simulated, error) {
 	if err != nil {
 		return nil, err
 	}
-	registered, err := w.client.WithToken(w.registration).Register(ctx, protocol.Register{Name: name, PublicKey: public})
+	registered, err := w.client.WithToken(w.registration).Register(ctx, protocol.Register{
+		Name: name, PublicKey: public, Credential: protocol.NewToken(protocol.TokenRunner),
+	})
 	if err != nil {
 		return nil, err
 	}
