@@ -82,6 +82,9 @@ type world struct {
 	server   *testkit.Process
 	people   *protocol.Client
 	machines []*machine
+	// abandoned is how many uploads of attempts that were lost may be open in the
+	// end; they are collected within a day.
+	abandoned int
 }
 
 // newWorld starts a server. What is left of its jobs when the test ends is
