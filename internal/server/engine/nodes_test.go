@@ -125,6 +125,53 @@ func TestACancelDoesNotHoldJobsWhileItWaitsForLeases(t *testing.T) {
 	w.wantJob(id, "j", ci.StateCancelling, "", "")
 }
 
+// Two nodes notice one jump of the database's clock: the leases move with it
+// once, and the trail says so once.
+func TestAJumpIsRepairedOnceByTwoNodes(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		w.submit(job("j"))
+		a := w.agent("a", 1)
+		ref := a.mustClaim().Lease
+		other := w.engine(slog.New(slog.DiscardHandler))
+		sweep := func() {
+			w.t.Helper()
+			for _, e := range []*engine.Engine{w.e, other} {
+				if err := e.Sweep(w.ctx, true); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+		}
+		sweep()
+		for _, jump := range []time.Duration{time.Hour, -3 * time.Hour} {
+			w.now.Add(jump.Microseconds())
+			sweep()
+			var l store.Lease
+			w.write(func(tx *store.Tx) (err error) {
+				l, _, err = tx.Lease(w.ctx, ref.Job)
+				return err
+			})
+			if left := time.Duration(l.ExpiresUS-w.now.Load()) * time.Microsecond; left != ttl {
+				w.t.Errorf("after a jump by %s the lease runs out in %s, want %s", jump, left, ttl)
+			}
+		}
+		shifts := 0
+		w.write(func(tx *store.Tx) error {
+			entries, err := tx.AuditAfter(w.ctx, w.org, 0, 1000)
+			for _, e := range entries {
+				if e.Action == "clock_shifted" {
+					shifts++
+				}
+			}
+			return err
+		})
+		if shifts != 2 {
+			w.t.Errorf("two jumps were repaired %d times", shifts)
+		}
+		w.check()
+	})
+}
+
 // A runner may poll one node only: the others, which hear nothing of it, do not
 // take it for gone. When no node hears of it any more it is.
 func TestARunnerIsPresentThatOneNodeHears(t *testing.T) {

@@ -44,9 +44,10 @@ type World struct {
 	Session ci.SessionID
 	Log     *slog.Logger
 
-	t   testing.TB
-	ids ci.IDSource
-	now atomic.Int64
+	t     testing.TB
+	ids   ci.IDSource
+	now   atomic.Int64
+	fault atomic.Pointer[func(store.Point) error]
 }
 
 // TTL is how long the world's leases live.
@@ -57,7 +58,12 @@ func New(t testing.TB, url string) *World {
 	t.Helper()
 	w := &World{t: t, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	w.now.Store(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro())
-	s, err := store.Open(t.Context(), store.Options{URL: url, Now: w.now.Load, Log: w.Log})
+	s, err := store.Open(t.Context(), store.Options{URL: url, Now: w.now.Load, Log: w.Log, Fault: func(p store.Point) error {
+		if f := w.fault.Load(); f != nil {
+			return (*f)(p)
+		}
+		return nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +110,20 @@ func (w *World) Now() int64 { return w.now.Load() }
 
 // Advance moves the database's time.
 func (w *World) Advance(d time.Duration) { w.now.Add(d.Microseconds()) }
+
+// FailOnce makes the next transaction that comes to a point fail there. It
+// returns whether one has.
+func (w *World) FailOnce(at store.Point) (failed func() bool) {
+	var done atomic.Bool
+	f := func(p store.Point) error {
+		if p == at && done.CompareAndSwap(false, true) {
+			return ci.Errorf(ci.ErrUnavailable, "the database is away")
+		}
+		return nil
+	}
+	w.fault.Store(&f)
+	return done.Load
+}
 
 // Write runs fn in a transaction; an error fails the test.
 func (w *World) Write(fn func(context.Context, *store.Tx) error) {
