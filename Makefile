@@ -11,7 +11,7 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim chaos histories fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim mutants chaos histories fuzz ci deps
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ sim: ## simulate SEEDS seeds (500) from SEED (1; next: the committed counter); t
 	@summary=$$(mktemp) && trap 'rm -f "$$summary"' EXIT; \
 	$(GO) test -count=1 -timeout 2h -run '^TestSeeds$$' ./internal/sim -args -seeds $(or $(SEEDS),500) $(if $(filter next,$(SEED)),-next,-seed $(or $(SEED),1)) -summary "$$summary" $(if $(HISTORY),-history -test.v); \
 	status=$$?; cat "$$summary"; exit $$status
+
+mutants: deps ## plant each committed defect and see it noticed; QUICK=1 a few, ONLY=name,name these; the last line is one JSON object
+	@$(GO) run ./internal/testkit/cmd/mutants $(if $(QUICK),-quick) $(if $(ONLY),-only $(ONLY))
 
 chaos: ## break real processes on purpose; CHAOS='-points 4 -rounds 2' sizes it; the last line is one JSON object
 	@summary=$$(mktemp -d) && trap 'rm -rf "$$summary"' EXIT; \
