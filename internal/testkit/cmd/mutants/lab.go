@@ -181,9 +181,6 @@ func counted(names map[string]int) string {
 	return "; other assertions failed: " + strings.Join(parts, ", ")
 }
 
-// broken is how TestSeeds reports a broken promise.
-var broken = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: seed (\d+): (.*) broken in step -?\d+: (.*)$`)
-
 // simVerdict reads a slice of the simulation: the first seed that broke the named
 // promise, "" when none did. What else failed in seeds is counted; an end of the
 // process that TestSeeds did not decide is an error.
@@ -192,6 +189,8 @@ func simVerdict(p patch, out string, code int, others map[string]int) (seed stri
 		return "", fmt.Errorf("it dies otherwise, with exit code %d\n%s", code, tail(out))
 	}
 	name, words, _ := strings.Cut(p.assertion, ": ")
+	// This is how TestSeeds reports a broken promise.
+	broken := regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: seed (\d+): (.*) broken in step -?\d+: (.*)$`)
 	found := broken.FindAllStringSubmatch(out, -1)
 	for _, f := range found {
 		if f[2] == name && strings.Contains(f[3], words) {

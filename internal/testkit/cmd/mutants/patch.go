@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -71,8 +70,6 @@ func loadPatches(dir string) ([]patch, error) {
 	return out, nil
 }
 
-var testTool = regexp.MustCompile(`^test (\./internal/\S+) (Test\w+)$`)
-
 func parsePatch(name string, text []byte) (patch, error) {
 	p := patch{name: name}
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -93,8 +90,8 @@ func parsePatch(name string, text []byte) (patch, error) {
 			p.breaks = value
 		case "Tool":
 			p.tool = value
-			if m := testTool.FindStringSubmatch(value); m != nil {
-				p.tool, p.pkg, p.test = toolTest, m[1], m[2]
+			if w := strings.Fields(value); len(w) == 3 && w[0] == toolTest && strings.HasPrefix(w[1], "./internal/") && strings.HasPrefix(w[2], "Test") {
+				p.tool, p.pkg, p.test = toolTest, w[1], w[2]
 			}
 		case "Assertion":
 			p.assertion = value
