@@ -89,3 +89,17 @@ func TestLeaseTimingLeavesRoom(t *testing.T) {
 		}
 	}
 }
+
+func TestADurationIsWrittenWithoutUnitsThatAreZero(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		0: "0s", 90 * time.Second: "1m30s", time.Minute: "1m", 10 * time.Minute: "10m", time.Hour: "1h", 20 * time.Hour: "20h",
+		time.Hour + time.Second: "1h0m1s", 90 * time.Minute: "1h30m", 1500 * time.Millisecond: "1.5s",
+	} {
+		got := ci.Duration(d).String()
+		var back ci.Duration
+		if err := back.UnmarshalText([]byte(got)); got != want || err != nil || back.Std() != d {
+			t.Errorf("%v is written %q and read as %v (%v), want %q", d, got, back.Std(), err, want)
+		}
+	}
+}

@@ -1,6 +1,9 @@
 package ci
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Plan is a workflow after validation, defaults and matrix expansion: what a
 // run freezes. It is stored as JSON with the run; a field is only ever added.
@@ -180,6 +183,18 @@ type Duration time.Duration
 
 // Std returns d as a time.Duration.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
+
+// String returns Go's duration text without units that are zero: 1h, not 1h0m0s.
+func (d Duration) String() string {
+	s := time.Duration(d).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
 
 // MarshalText writes Go's duration text.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }

@@ -16,9 +16,6 @@ import (
 	"forgeci/internal/workflow"
 )
 
-// causeStep is the end of a step's own time limit.
-const causeStep cause = "the step's time limit is reached"
-
 // execute runs the steps. The phase is committed before the first of them.
 func (w *worker) execute(job context.Context) result {
 	t := w.ticket
@@ -35,7 +32,7 @@ func (w *worker) execute(job context.Context) result {
 	}
 	defer news.end()
 
-	timed, cancel := context.WithTimeoutCause(job, w.timeout(), causeTimeout)
+	timed, cancel := w.limited(job)
 	defer cancel()
 	ctx := timed
 	res := result{conclusion: ci.ConclusionSuccess}
@@ -43,7 +40,8 @@ func (w *worker) execute(job context.Context) result {
 	for i := range t.Job.Steps {
 		if ctx.Err() != nil && ctx == timed && errors.Is(context.Cause(ctx), causeTimeout) {
 			// What must run in any case gets its own, short time.
-			after, cancel := context.WithTimeoutCause(job, w.afterTimeout(), causeTimeout)
+			d := w.afterTimeout()
+			after, cancel := context.WithTimeoutCause(job, d, limit{causeTimeout, "the limit for steps after the job's time limit", d})
 			defer cancel()
 			ctx = after
 			sofar.Failed = true
@@ -117,8 +115,6 @@ func (w *worker) decided(i int, err error) result {
 		res.exitCode = up.ExitCode
 	}
 	switch {
-	case up.Reason == ci.ReasonTimeout:
-		res.detail = fmt.Sprintf("step %d (%s): the time limit is reached", i+1, up.Name)
 	case err != nil:
 		res.detail = fmt.Sprintf("step %d (%s): %v", i+1, up.Name, err)
 	case up.Signal != "":
@@ -129,8 +125,8 @@ func (w *worker) decided(i int, err error) result {
 	return res
 }
 
-// step runs one step and fills in how it ended. The error explains a failure
-// that is not the command's own.
+// step runs one step and fills in how it ended. The error explains an end that
+// is not the command's own.
 func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error {
 	spec := w.ticket.Job.Steps[i]
 	begin := time.Now()
@@ -160,7 +156,7 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 	}
 	if d := spec.Timeout.Std(); d > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, d, causeStep)
+		ctx, cancel = context.WithTimeoutCause(ctx, d, limit{causeStep, "the step's time limit", d})
 		defer cancel()
 	}
 	got, err := w.box.Run(ctx, executor.Step{
@@ -184,8 +180,7 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 	values, outputErr := w.readOutput(i)
 	switch {
 	case errors.Is(why, causeStep), errors.Is(why, causeTimeout):
-		w.noteStep(i, why.Error())
-		finish(ci.ConclusionTimedOut, ci.ReasonTimeout)
+		return explain(ci.ConclusionTimedOut, ci.ReasonTimeout, why)
 	case errors.Is(why, causeCancelled):
 		finish(ci.ConclusionCancelled, ci.ReasonCancelled)
 	case why != nil:

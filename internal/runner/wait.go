@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -127,7 +128,24 @@ const (
 	causeCancelled cause = "the job is cancelled"
 	causeStop      cause = "the runner is shutting down"
 	causeTimeout   cause = "the job's time limit is reached"
+	causeStep      cause = "the step's time limit is reached"
 )
+
+// limit is a time limit that was reached: a cause that says whose limit it was
+// and how long.
+type limit struct {
+	cause cause
+	whose string
+	after time.Duration
+}
+
+// Error says which limit is reached.
+func (l limit) Error() string {
+	return fmt.Sprintf("%s of %s is reached", l.whose, ci.Duration(l.after))
+}
+
+// Unwrap returns the cause, for errors.Is and errors.As.
+func (l limit) Unwrap() error { return l.cause }
 
 // verdict is what a refusal on a lease route means for the job.
 func verdict(err error) (cause, bool) {

@@ -87,7 +87,7 @@ func ended(err error) result {
 	case causeStop:
 		return result{handOver: ci.ReasonRunnerShutdown, detail: why.Error()}
 	case causeTimeout:
-		return result{conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, detail: why.Error()}
+		return result{conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, detail: err.Error()}
 	default:
 		return result{conclusion: ci.ConclusionFailed, reason: ci.ReasonInternal, detail: err.Error()}
 	}
@@ -213,7 +213,7 @@ func (w *worker) perform(job context.Context, unwanted bool) result {
 // prepared prepares, bounded by the job's time limit: a preparation that hangs
 // must not outlive it. It returns how the attempt ends when that fails.
 func (w *worker) prepared(job context.Context, with executor.Executor) (result, bool) {
-	ctx, cancel := context.WithTimeoutCause(job, w.timeout(), causeTimeout)
+	ctx, cancel := w.limited(job)
 	defer cancel()
 	err := w.prepare(ctx, with)
 	if err == nil {
@@ -224,6 +224,12 @@ func (w *worker) prepared(job context.Context, with executor.Executor) (result, 
 		res.reason = ci.ReasonArtifactMissing
 	}
 	return res, false
+}
+
+// limited bounds a part of the job by the job's time limit.
+func (w *worker) limited(job context.Context) (context.Context, context.CancelFunc) {
+	d := w.timeout()
+	return context.WithTimeoutCause(job, d, limit{causeTimeout, "the job's time limit", d})
 }
 
 func (w *worker) timeout() time.Duration {
@@ -310,7 +316,7 @@ func (w *worker) finalise(job context.Context, res result) result {
 	if err := w.setPhase(job, protocol.SetPhase{Phase: ci.PhaseFinalising, Steps: w.steps}); err != nil {
 		return because(job, ci.ReasonInternal, err)
 	}
-	ctx, cancel := context.WithTimeoutCause(job, w.timeout(), causeTimeout)
+	ctx, cancel := w.limited(job)
 	defer cancel()
 	success := res.conclusion == ci.ConclusionSuccess
 	for _, out := range w.ticket.Job.Publish {

@@ -79,6 +79,7 @@ func TestJobs(t *testing.T) {
 			steps:      []step{{Run: "sleep", Timeout: ci.Duration(5 * time.Second)}, {Run: "echo cleanup", If: "always()"}},
 			conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, exit: 137,
 			each: []ci.Conclusion{ci.ConclusionTimedOut, ci.ConclusionSuccess}, within: 7 * time.Second,
+			detail: "step 1 (step 1): the step's time limit of 5s is reached",
 		},
 		"step timeout that may be": {
 			steps:      []step{{Run: "sleep", Timeout: ci.Duration(5 * time.Second), ContinueOnError: true}, {Run: "echo b"}},
@@ -90,7 +91,15 @@ func TestJobs(t *testing.T) {
 				t.Job.Timeout = ci.Duration(5 * time.Second)
 			},
 			conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, exit: 137, within: 5*time.Second + time.Minute,
-			each: []ci.Conclusion{ci.ConclusionTimedOut, ci.ConclusionSuccess, ci.ConclusionTimedOut, ci.ConclusionSkipped},
+			detail: "step 1 (step 1): the job's time limit of 5s is reached",
+			each:   []ci.Conclusion{ci.ConclusionTimedOut, ci.ConclusionSuccess, ci.ConclusionTimedOut, ci.ConclusionSkipped},
+		},
+		"the limit of steps after the job's limit": {
+			steps:      []step{{Run: "sleep", ContinueOnError: true}, {Run: "sleep", If: "always()"}},
+			change:     func(t *protocol.Ticket) { t.Job.Timeout = ci.Duration(5 * time.Second) },
+			conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, exit: 137,
+			each:   []ci.Conclusion{ci.ConclusionTimedOut, ci.ConclusionTimedOut},
+			detail: "step 2 (step 2): the limit for steps after the job's time limit of ",
 		},
 		"CAN-04 job timeout ends in time": {
 			steps:      []step{{Run: "sleep"}},

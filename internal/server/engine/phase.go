@@ -116,12 +116,17 @@ func (t *txn) limitPhase(ctx context.Context, b *board, refs []ci.LeaseRef) erro
 		if err != nil {
 			return err
 		}
-		limit := spec.Timeout.Std()
-		if b.jobs[r.Job].Phase == ci.PhaseFinalising {
-			limit = max(limit, finaliseLeast)
-		}
-		limit += t.e.Grace + t.e.LeaseTTL
-		deadlines[i] = b.now + limit.Microseconds()
+		deadlines[i] = b.now + t.e.overdueAfter(spec, b.jobs[r.Job].Phase).Microseconds()
 	}
 	return t.SetDeadlines(ctx, refs, deadlines, b.now)
+}
+
+// overdueAfter is how long an attempt may be in a phase before the server ends
+// its lease: the runner has let the limit of its own and the grace pass.
+func (e *Engine) overdueAfter(spec ci.JobSpec, phase ci.Phase) time.Duration {
+	limit := spec.Timeout.Std()
+	if phase == ci.PhaseFinalising {
+		limit = max(limit, finaliseLeast)
+	}
+	return limit + e.Grace + e.LeaseTTL
 }
