@@ -322,17 +322,22 @@ func checkSuccess(spec ci.JobSpec, run store.Run, req protocol.Complete, sealed 
 	return nil
 }
 
-// explainOutcome is the sentence for the trail.
+// explainOutcome says how an attempt ended. What follows from it for the job has
+// an entry of its own, unless it is the end of it.
 func explainOutcome(en *ending) string {
 	s := string(en.conclusion)
 	if en.reason != "" {
 		s += " (" + string(en.reason) + ")"
 	}
-	if en.outcome.Detail != "" {
-		s += ": " + en.outcome.Detail
+	detail := en.detail
+	if en.outcome.Verdict == policy.Abort {
+		detail = en.outcome.Detail
 	}
-	if en.exit != nil && *en.exit != 0 {
-		s += fmt.Sprintf(", exit code %d", *en.exit)
+	switch {
+	case detail != "":
+		s += ": " + clip(detail, 4096)
+	case en.exit != nil && *en.exit != 0:
+		s += fmt.Sprintf(": exit code %d", *en.exit)
 	}
 	return s
 }

@@ -52,16 +52,17 @@ func (t *txn) applyEndings(ctx context.Context, b *board, endings []*ending) err
 	var logs []store.LogEnd
 	for _, en := range endings {
 		t.releaseAdmission(en.lease.Org, 1)
+		// The history tells it in this order: the attempt has ended, therefore …
+		t.record(store.Audit{
+			Org: en.lease.Org, Actor: en.actor, Action: "attempt_ended", Run: en.lease.Run, Job: en.lease.Job,
+			Epoch: en.lease.Epoch, Object: string(en.lease.ID), Detail: explainOutcome(en),
+		})
 		t.concludeJob(b, en, occupied[en.job.ID])
 		changed = append(changed, en.job)
 		for _, a := range en.bind {
 			bindings = append(bindings, store.NewBinding{Run: en.job.Run, Job: en.job.ID, Name: a.Name, Artifact: a.ID, Org: en.job.Org})
 		}
 		logs = append(logs, store.LogEnd{Job: en.lease.Job, Epoch: en.lease.Epoch, Org: en.lease.Org, Streams: en.streams})
-		t.record(store.Audit{
-			Org: en.lease.Org, Actor: en.actor, Action: "attempt_ended", Run: en.lease.Run, Job: en.lease.Job,
-			Epoch: en.lease.Epoch, Object: string(en.lease.ID), Detail: explainOutcome(en),
-		})
 		t.say("attempt ended", "job", en.lease.Job, "run", en.lease.Run, "epoch", en.lease.Epoch, "runner", en.lease.Runner,
 			"conclusion", en.conclusion, "reason", en.reason, "state", en.job.State)
 	}

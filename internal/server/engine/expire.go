@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"forgeci/internal/ci"
@@ -186,9 +187,15 @@ func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence stri
 		if err != nil {
 			return err
 		}
+		outcome := policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget)
+		if cause == ci.ReasonOverdue {
+			limit := t.e.overdueAfter(spec, j.Phase)
+			outcome.Detail = fmt.Sprintf("the server's limit of %s is reached (%s for the phase, %s grace, a lease TTL of %s): %s", ci.Duration(limit),
+				ci.Duration(limit-t.e.Grace-t.e.LeaseTTL), ci.Duration(t.e.Grace), ci.Duration(t.e.LeaseTTL), outcome.Detail)
+		}
 		endings = append(endings, &ending{
 			lease: *l, job: j, actor: actor, conclusion: ci.ConclusionAborted, reason: cause,
-			evidence: cmp.Or(evidence, proven[l.Job]), outcome: policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget),
+			evidence: cmp.Or(evidence, proven[l.Job]), outcome: outcome,
 		})
 	}
 	if len(endings) == 0 {

@@ -2,6 +2,8 @@ package engine_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -266,4 +268,72 @@ func TestAnAttemptThatNeverBeganLeavesNoSlotTaken(t *testing.T) {
 		}
 		w.check()
 	})
+}
+
+// forgeci explain shows the trail of a job as it is: each entry says what the
+// ones before it do not.
+func TestTheTrailTellsTheEndOfAnAttemptBeforeWhatFollowsFromIt(t *testing.T) {
+	t.Parallel()
+	granted := job("granted")
+	granted.Retry = &ci.RetryPolicy{Max: 1, On: []ci.Reason{ci.ReasonRunnerLost}, Line: 7}
+	overdue := job("overdue")
+	overdue.Timeout = ci.Duration(time.Second)
+	onBoth(t, func(w *world) {
+		id := w.submit(granted, job("aborted"))
+		a := w.agent("a", 2)
+		for range 2 {
+			a.phase(a.mustClaim().Lease, ci.PhaseExecuting)
+		}
+		w.pass(ttl + time.Second)
+		if err := w.e.Sweep(w.ctx, true); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantTrail(id, "granted", "attempt_ended: aborted (runner_lost)", "requeued: runner_lost; granted by retry.on (line 7); next attempt in ")
+		w.wantTrail(id, "aborted", "attempt_ended: aborted (runner_lost): runner_lost in phase executing; `retry: {max: 1, on: [runner_lost]}` in the job would have allowed another attempt")
+
+		id = w.submit(overdue, job("failed"))
+		b := w.agent("b", 2)
+		for range 2 {
+			got := b.mustClaim()
+			b.phase(got.Lease, ci.PhaseExecuting)
+			if got.Job.Name == "failed" {
+				end := failure(3)
+				end.Detail = "step 1 (x) ended with exit code 3"
+				b.complete(got.Lease, end)
+			}
+		}
+		w.wantTrail(id, "failed", "attempt_ended: failed (exit): step 1 (x) ended with exit code 3")
+		limit := ttl + time.Second + ci.DefaultGrace
+		w.pass(limit + time.Second)
+		if err := w.e.Sweep(w.ctx, true); err != nil {
+			w.t.Fatal(err)
+		}
+		want := fmt.Sprintf("attempt_ended: aborted (overdue): the server's limit of %s is reached (1s for the phase, %s grace, a lease TTL of %s): overdue in phase executing; ",
+			ci.Duration(limit), ci.Duration(ci.DefaultGrace), ci.Duration(ttl))
+		w.wantTrail(id, "overdue", want)
+		w.check()
+	})
+}
+
+// wantTrail compares the last entries of a job's trail by their beginnings.
+func (w *world) wantTrail(run ci.RunID, name string, want ...string) {
+	w.t.Helper()
+	var got []string
+	id := w.job(run, name).ID
+	err := w.store.Read(w.ctx, func(tx *store.Tx) error {
+		entries, err := tx.AuditOfJob(w.ctx, w.org, id)
+		got = nil
+		for _, e := range entries {
+			got = append(got, e.Action+": "+e.Detail)
+		}
+		return err
+	})
+	if err != nil || len(got) < len(want) {
+		w.t.Fatalf("%s: %q, %v", name, got, err)
+	}
+	for i, entry := range got[len(got)-len(want):] {
+		if !strings.HasPrefix(entry, want[i]) || want[i] == "attempt_ended: aborted (runner_lost)" && entry != want[i] {
+			w.t.Errorf("%s: entry %q, want %q…", name, entry, want[i])
+		}
+	}
 }
