@@ -67,8 +67,15 @@ func (w *waits) reason(ctx context.Context, j store.JobView, spec ci.JobSpec) (*
 		return &protocol.WaitReason{Code: waitNoRunner, Detail: "no runner is online (needs " + policy.Describe(spec.RunsOn) + ")"}, nil
 	case s[0] == 0:
 		return &protocol.WaitReason{Code: waitNoMatch, Detail: "no runner that is online offers " + policy.Describe(spec.RunsOn)}, nil
-	case j.Open == 0:
-		return &protocol.WaitReason{Code: waitQuota, Detail: "the organisation's limit of running jobs is reached"}, nil
+	}
+	if j.Open == 0 { // else it is about to be opened
+		org, _, err := w.tx.Org(ctx, w.org)
+		if err != nil {
+			return nil, err
+		}
+		if org.JobLimit > 0 && org.Admitted >= org.JobLimit {
+			return &protocol.WaitReason{Code: waitQuota, Detail: fmt.Sprintf("the organisation's limit of running jobs (%d) is reached", org.JobLimit)}, nil
+		}
 	}
 	n, err := w.tx.ReadPosition(ctx, j)
 	if err != nil {
