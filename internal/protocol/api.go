@@ -105,8 +105,24 @@ type Run struct {
 	SourceDigest   string            `json:"source_digest"`
 	WorkflowDigest string            `json:"workflow_digest"`
 	Inputs         map[string]string `json:"inputs,omitempty"`
-	JobList        []JobSummary      `json:"job_list"`
-	Artifacts      []Artifact        `json:"artifacts,omitempty"`
+	// Unproven, in a run that is being cancelled, is what it waits for.
+	Unproven  []Unproven   `json:"unproven,omitempty"`
+	JobList   []JobSummary `json:"job_list"`
+	Artifacts []Artifact   `json:"artifacts,omitempty"`
+}
+
+// Unproven is an attempt whose end is not proven: its processes may still run.
+type Unproven struct {
+	Job        ci.JobID    `json:"job"`
+	Name       string      `json:"name"`
+	Epoch      int64       `json:"epoch"`
+	Runner     ci.RunnerID `json:"runner"`
+	RunnerName string      `json:"runner_name"`
+	// Lost says that the runner holds no lease any more; it has to come back and
+	// report the end, or an operator fences it.
+	Lost bool `json:"lost,omitempty"`
+	// Since is when the attempt was lost or, while it is not, claimed.
+	Since time.Time `json:"since"`
 }
 
 // JobSummary is a job in its run.
@@ -223,6 +239,9 @@ type Runner struct {
 	Version  string      `json:"version"`
 	Running  []HeldJob   `json:"running,omitempty"`
 	LastSeen *time.Time  `json:"last_seen,omitempty"`
+	// Silent is how long a runner that is online or draining has not been heard
+	// of, once that is half a lease TTL. After a whole one it is offline.
+	Silent *ci.Duration `json:"silent_for,omitempty"`
 	// Quarantined counts attempts whose sandbox is not proven to have ended.
 	Quarantined int       `json:"quarantined,omitempty"`
 	CreatedAt   time.Time `json:"created_at"`
@@ -252,18 +271,22 @@ type DeadLetter struct {
 
 // HistoryEvent is one line of a job's ownership history (forgeci explain).
 type HistoryEvent struct {
-	At     time.Time `json:"at"`
-	Actor  string    `json:"actor"`
-	Action string    `json:"action"`
-	Epoch  int64     `json:"epoch,omitempty"`
-	Detail string    `json:"detail,omitempty"`
+	At    time.Time `json:"at"`
+	Actor string    `json:"actor"`
+	// ActorName is the name of an actor that is a runner of one of the attempts.
+	ActorName string `json:"actor_name,omitempty"`
+	Action    string `json:"action"`
+	Epoch     int64  `json:"epoch,omitempty"`
+	Detail    string `json:"detail,omitempty"`
 }
 
 // Explanation answers GET /v1/jobs/{job_id}/explain.
 type Explanation struct {
-	Job     JobSummary     `json:"job"`
-	Summary string         `json:"summary"`
-	History []HistoryEvent `json:"history"`
+	Job     JobSummary `json:"job"`
+	Summary string     `json:"summary"`
+	// Unproven lists the attempts of the job whose end is not proven.
+	Unproven []Unproven     `json:"unproven,omitempty"`
+	History  []HistoryEvent `json:"history"`
 }
 
 // LogEvent is the data of an SSE "log" event of GET /v1/jobs/{job_id}/logs/events.

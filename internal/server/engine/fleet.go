@@ -194,20 +194,20 @@ func (f *fleet) beatWithin(id ci.SessionID, d time.Duration) bool {
 	return ok && p.beat > 0 && f.mono()-p.beat <= d
 }
 
-// online reports whether a session of the runner is present, and how long ago it
-// was last heard of.
-func (f *fleet) online(id ci.RunnerID) (ok bool, ago time.Duration) {
+// online reports whether a session of the runner is present, how long ago it was
+// last heard of, and whether that was at this node.
+func (f *fleet) online(id ci.RunnerID) (ok bool, ago time.Duration, here bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range f.sessions {
 		if p.runner == id {
 			if p.polls > 0 {
-				return true, 0
+				return true, 0, true
 			}
-			return true, f.mono() - p.seen
+			return true, f.mono() - p.seen, p.heard > 0
 		}
 	}
-	return false, 0
+	return false, 0, false
 }
 
 func (f *fleet) add(s store.Session, shapes map[string]bool) {

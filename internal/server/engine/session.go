@@ -428,6 +428,9 @@ func (e *Engine) sessionBack(ctx context.Context, s store.Session) error {
 	return nil
 }
 
-// Online reports whether a session of the runner is present and how long ago it
-// was heard of by this node.
-func (e *Engine) Online(id ci.RunnerID) (bool, time.Duration) { return e.fleet.online(id) }
+// Online reports whether a session of the runner is present, how long ago it was
+// heard of, and whether it was heard of at this node: what another node heard is
+// known here only once it matters.
+func (e *Engine) Online(id ci.RunnerID) (ok bool, ago time.Duration, here bool) {
+	return e.fleet.online(id)
+}

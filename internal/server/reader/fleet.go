@@ -3,6 +3,7 @@ package reader
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -84,21 +85,39 @@ func (r *Reader) runner(row store.RunnerView, held []store.Occupant, now int64) 
 		}
 		doc.Offer = protocol.Offer{OS: o.OS, Arch: o.Arch, Size: o.Size, Isolation: o.Isolation, Labels: o.Labels, Features: o.Features}
 	}
-	seen := max(row.OpenedUS, row.GoneUS)
-	if ok, ago := r.engine.Online(row.ID); ok && row.Present != 0 {
-		seen = now - ago.Microseconds()
-	}
-	doc.LastSeen = maybe(seen)
+	var expires int64
 	for _, o := range held {
 		if o.Runner != row.ID {
 			continue
 		}
+		expires = max(expires, o.ExpiresUS)
 		doc.Running = append(doc.Running, protocol.HeldJob{Job: o.Job, Name: o.Name, Epoch: o.Epoch, Quarantined: o.Quarantined != 0})
 		if o.Quarantined != 0 {
 			doc.Quarantined++
 		}
 	}
+	seen := max(row.OpenedUS, row.GoneUS)
+	if ago, sure, ok := r.silence(row.ID, expires, now); ok && row.Present != 0 {
+		seen = now - ago.Microseconds()
+		if sure && ago >= r.engine.LeaseTTL/2 && row.Status != "fenced" {
+			silent := ci.Duration(ago)
+			doc.Silent = &silent
+		}
+	}
+	doc.LastSeen = maybe(seen)
 	return doc, nil
+}
+
+// silence returns how long ago a present runner was heard of: at this node, or by
+// the renewal of a lease that expires at an instant, if it has one. It is sure
+// unless the runner may have talked to another node meanwhile.
+func (r *Reader) silence(id ci.RunnerID, expiresUS, now int64) (ago time.Duration, sure, ok bool) {
+	ok, ago, sure = r.engine.Online(id)
+	if expiresUS > 0 {
+		renewed := time.Duration(now-expiresUS)*time.Microsecond + r.engine.LeaseTTL
+		ago, sure = max(min(ago, renewed), 0), true
+	}
+	return ago, sure, ok
 }
 
 // DeadLetters returns a page of dead letters, newest first.

@@ -184,7 +184,14 @@ func (r *Reader) Run(ctx context.Context, v auth.Viewer, id ci.RunID) (protocol.
 				return err
 			}
 		}
-		return nil
+		if row.State != ci.StateCancelling {
+			return nil
+		}
+		pending, err := tx.ReadUnproven(ctx, v.Org, id)
+		for _, p := range pending {
+			out.Unproven = append(out.Unproven, unproven(p))
+		}
+		return err
 	})
 	if err != nil {
 		return out, err
@@ -329,34 +336,66 @@ func (r *Reader) Explain(ctx context.Context, v auth.Viewer, id ci.JobID) (proto
 		if out.Job, err = jobSummary(ctx, j, w); err != nil {
 			return err
 		}
-		out.Summary = explain(out.Job)
-		if out.Job.State == ci.StateRunning {
-			attempts, err := tx.ReadAttempts(ctx, v.Org, id)
-			if err != nil {
-				return err
+		out.Summary, out.Unproven, out.History = explain(out.Job), nil, []protocol.HistoryEvent{}
+		now, err := tx.Now(ctx)
+		if err != nil {
+			return err
+		}
+		pending, err := tx.ReadUnproven(ctx, v.Org, j.Run)
+		if err != nil {
+			return err
+		}
+		for _, p := range pending {
+			if p.Job == id {
+				out.Summary += r.pendingText(p, now)
 			}
-			out.Summary += r.silence(attempts)
+			if p.Job == id && (p.Lost != 0 || j.State == ci.StateCancelling) {
+				out.Unproven = append(out.Unproven, unproven(p))
+			}
+		}
+		names := map[string]string{}
+		attempts, err := tx.ReadAttempts(ctx, v.Org, id)
+		if err != nil {
+			return err
+		}
+		for _, a := range attempts {
+			names[string(a.Runner)] = a.RunnerName
 		}
 		entries, err := tx.AuditOfJob(ctx, v.Org, id)
 		for _, a := range entries {
-			out.History = append(out.History, protocol.HistoryEvent{At: at(a.AtUS), Actor: a.Actor, Action: a.Action, Epoch: a.Epoch, Detail: a.Detail})
+			out.History = append(out.History, protocol.HistoryEvent{
+				At: at(a.AtUS), Actor: a.Actor, ActorName: names[a.Actor], Action: a.Action, Epoch: a.Epoch, Detail: a.Detail,
+			})
 		}
 		return err
 	})
 	return out, err
 }
 
-// silence says that the runner of the latest attempt has missed a renewal.
-func (r *Reader) silence(attempts []store.AttemptView) string {
-	if len(attempts) == 0 {
+func unproven(p store.Unproven) protocol.Unproven {
+	return protocol.Unproven{
+		Job: p.Job, Name: p.Name, Epoch: p.Epoch, Runner: p.Runner, RunnerName: p.RunnerName,
+		Lost: p.Lost != 0, Since: at(p.SinceUS),
+	}
+}
+
+// pendingText says what is to be known of an attempt that may still run: that it
+// was lost and nobody has said that it ended, or that its runner is silent.
+func (r *Reader) pendingText(p store.Unproven, now int64) string {
+	if p.Lost != 0 {
+		return fmt.Sprintf(" Attempt %d was lost %s ago and is not proven to have ended: its slot stays taken until %s reports the end, or `forgeci runner fence %s` says that its host is dead.",
+			p.Epoch, ci.Duration(since(p.SinceUS, now)), p.RunnerName, p.RunnerName)
+	}
+	ago, sure, ok := r.silence(p.Runner, p.ExpiresUS, now)
+	if !ok || !sure || ago < r.engine.LeaseTTL/2 {
 		return ""
 	}
-	last := attempts[len(attempts)-1]
-	ok, ago := r.engine.Online(last.Runner)
-	if !ok || ago < r.engine.LeaseTTL/2 {
-		return ""
-	}
-	return fmt.Sprintf(" %s was last heard of %s ago; after %s of silence it is taken for lost.", last.RunnerName, ago.Round(time.Second), r.engine.LeaseTTL)
+	return fmt.Sprintf(" %s was last heard of %s ago; after %s of silence it is taken for lost.",
+		p.RunnerName, ci.Duration(ago.Round(time.Second)), ci.Duration(r.engine.LeaseTTL))
+}
+
+func since(us, now int64) time.Duration {
+	return max(time.Duration(now-us)*time.Microsecond, 0).Round(time.Second)
 }
 
 // explain says in a sentence what state a job is in and why.
@@ -365,7 +404,7 @@ func explain(j protocol.JobSummary) string {
 	case j.Waiting != nil:
 		return fmt.Sprintf("%s has not started: %s.", j.Name, j.Waiting.Detail)
 	case j.State == ci.StateCancelling:
-		return fmt.Sprintf("%s is being cancelled: %s hears of it when it next renews its leases, and it ends when nothing of it is left there or an operator fences the runner.", j.Name, j.Runner)
+		return fmt.Sprintf("%s is being cancelled: it ends when %s reports that nothing of it is left there, or `forgeci runner fence %s` says that its host is dead.", j.Name, j.Runner, j.Runner)
 	case j.State != ci.StateFinished:
 		return fmt.Sprintf("%s is running (attempt %d, phase %s) on %s.", j.Name, j.Attempts, j.Phase, j.Runner)
 	case j.PinnedFrom != "":

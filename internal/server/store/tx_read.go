@@ -170,13 +170,33 @@ type Occupant struct {
 	Epoch       int64
 	Quarantined int64
 	Name        string
+	ExpiresUS   int64 // of its lease, 0 when it has none
 }
 
 // ReadOccupancy returns what occupies the runners of an organisation.
 func (t *Tx) ReadOccupancy(ctx context.Context, org ci.OrgID) ([]Occupant, error) {
 	return query(ctx, t, "ReadOccupancy", func(r scanner, v *Occupant) error {
-		return r.Scan(&v.Runner, &v.Job, &v.Epoch, &v.Quarantined, &v.Name)
+		return r.Scan(&v.Runner, &v.Job, &v.Epoch, &v.Quarantined, &v.Name, &v.ExpiresUS)
 	}, org)
+}
+
+// Unproven is an attempt of a run whose end is not proven.
+type Unproven struct {
+	Job        ci.JobID
+	Name       string
+	Epoch      int64
+	Runner     ci.RunnerID
+	RunnerName string
+	Lost       int64
+	SinceUS    int64 // when it was lost or, while it is not, claimed
+	ExpiresUS  int64 // of its lease, 0 when it has none
+}
+
+// ReadUnproven returns what of a run may still run, oldest first.
+func (t *Tx) ReadUnproven(ctx context.Context, org ci.OrgID, run ci.RunID) ([]Unproven, error) {
+	return query(ctx, t, "ReadUnproven", func(r scanner, v *Unproven) error {
+		return r.Scan(&v.Job, &v.Name, &v.Epoch, &v.Runner, &v.RunnerName, &v.Lost, &v.SinceUS, &v.ExpiresUS)
+	}, org, run)
 }
 
 // DeadLetter is a job that infrastructure made fail.

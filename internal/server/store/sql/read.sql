@@ -75,8 +75,20 @@ LEFT JOIN offer o ON o.id = s.offer_id
 WHERE r.org_id = $1 AND r.id > $2 ORDER BY r.id LIMIT $3;
 
 -- name: ReadOccupancy
-SELECT o.runner_id, o.job_id, o.epoch, o.quarantined, j.name FROM occupancy o JOIN job j ON j.id = o.job_id
+SELECT o.runner_id, o.job_id, o.epoch, o.quarantined, j.name, COALESCE(l.expires_us, 0)
+FROM occupancy o JOIN job j ON j.id = o.job_id
+LEFT JOIN lease l ON l.job_id = o.job_id AND l.epoch = o.epoch
 WHERE o.org_id = $1 ORDER BY o.runner_id, o.since_us, o.job_id;
+
+-- name: ReadUnproven
+-- What of a run may still run, oldest first, with when it was lost or claimed.
+SELECT o.job_id, j.name, o.epoch, o.runner_id, r.name, o.quarantined, COALESCE((
+  SELECT MIN(a.at_us) FROM audit a
+  WHERE a.job_id = o.job_id AND a.job_id <> '' AND a.epoch = o.epoch AND a.action = 'attempt_ended'), o.since_us),
+  COALESCE(l.expires_us, 0)
+FROM job j JOIN occupancy o ON o.job_id = j.id JOIN runner r ON r.id = o.runner_id
+LEFT JOIN lease l ON l.job_id = o.job_id AND l.epoch = o.epoch
+WHERE j.org_id = $1 AND j.run_id = $2 ORDER BY o.since_us, o.job_id, o.epoch;
 
 -- name: ReadDeadLetters
 SELECT j.id, j.name, j.run_id, p.name, j.epoch, j.reason, j.detail, j.dead_us, j.requeued_run
