@@ -55,6 +55,7 @@ type PostgresServer struct {
 	version string
 	root    string // holds data/, the socket and the log
 	port    int
+	account *syscall.Credential // nil: the test's own
 
 	supervisor *exec.Cmd
 	commands   io.WriteCloser // closing it ends the cluster
@@ -251,19 +252,23 @@ func startPostgres(durable bool) (*PostgresServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &PostgresServer{version: version, root: root}
-	if err := s.prepare(bin, template, account, durable); err != nil {
+	s := &PostgresServer{version: version, root: root, account: account}
+	if err := copyTree(template, filepath.Join(root, "data")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(root))
+	}
+	if err := s.prepare(bin, durable); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(root))
+	}
+	if err := s.launch(); err != nil {
+		return nil, errors.Join(err, s.end())
 	}
 	return s, nil
 }
 
-func (s *PostgresServer) prepare(bin postgresPrograms, template string, account *syscall.Credential, durable bool) error {
-	if err := copyTree(template, filepath.Join(s.root, "data")); err != nil {
-		return err
-	}
-	if account != nil {
-		if err := os.Chown(s.root, int(account.Uid), int(account.Gid)); err != nil {
+// prepare starts what will start the server.
+func (s *PostgresServer) prepare(bin postgresPrograms, durable bool) error {
+	if s.account != nil {
+		if err := os.Chown(s.root, int(s.account.Uid), int(s.account.Gid)); err != nil {
 			return err
 		}
 	}
@@ -289,7 +294,7 @@ func (s *PostgresServer) prepare(bin postgresPrograms, template string, account 
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}
 	// A session of its own: what is sent to the test's process group, be it by
 	// a terminal or by the test runner, must not reach the supervisor.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: account}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: s.account}
 	if s.commands, err = cmd.StdinPipe(); err != nil {
 		return err
 	}
@@ -302,9 +307,6 @@ func (s *PostgresServer) prepare(bin postgresPrograms, template string, account 
 		return fmt.Errorf("start supervisor: %w", err)
 	}
 	s.supervisor = cmd
-	if err := s.launch(); err != nil {
-		return errors.Join(err, s.end())
-	}
 	return nil
 }
 
