@@ -251,6 +251,28 @@ func TestAReportBeforeTheLeaseRunsOutFreesTheSlot(t *testing.T) {
 	})
 }
 
+// A swept host rules out an attempt also when its end was reported before: nobody
+// waits until its lease runs out.
+func TestASweptHostEndsTheLeaseOfAReportedAttempt(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		id := w.submit(job("j"))
+		a := w.agent("a", 1)
+		got := a.mustClaim()
+		a.phase(got.Lease, ci.PhasePreparing)
+		err := w.e.Occupancy(w.ctx, a.who, protocol.Occupancy{Session: a.session, Terminated: []protocol.AttemptRef{{Job: got.Lease.Job, Epoch: 1}}})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantJob(id, "j", ci.StateRunning, "", "")
+		if _, err := w.e.OpenSession(w.ctx, a.who, protocol.OpenSession{RequestID: "swept", Protocol: 1, Slots: 1, After: a.session, Swept: true}); err != nil {
+			w.t.Fatal(err)
+		}
+		w.wantJob(id, "j", ci.StateReady, "", "")
+		w.check()
+	})
+}
+
 // A late duplicate of a claim takes a job for a ticket that nobody waits for.
 func TestAnAttemptThatNeverBeganLeavesNoSlotTaken(t *testing.T) {
 	t.Parallel()

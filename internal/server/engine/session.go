@@ -184,22 +184,31 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 
 // reported returns the attempts that a new session proves to have ended: those
 // it names, and when its host is swept all others of the runner but the live
-// ones. That takes in attempts whose ticket never reached the runner.
+// ones. That takes in attempts whose ticket never reached the runner, and those
+// whose end was reported before (their slots are free) while their leases live on.
 func (t *txn) reported(ctx context.Context, who Identity, req protocol.OpenSession) ([]protocol.AttemptRef, error) {
 	if !req.Swept {
 		return req.Terminated, nil
 	}
-	taken, err := t.OccupancyOfRunner(ctx, who.Runner)
+	all, err := t.OccupancyOfRunner(ctx, who.Runner)
 	if err != nil {
 		return nil, err
 	}
+	live, err := t.LeasesOfRunner(ctx, who.Runner)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range live {
+		all = append(all, store.AttemptKey{Job: l.Job, Epoch: l.Epoch})
+	}
 	out := slices.Clone(req.Terminated)
-	named := make(map[protocol.AttemptRef]bool, len(req.Alive)+len(out))
+	named := make(map[protocol.AttemptRef]bool, len(req.Alive)+len(all))
 	for _, a := range slices.Concat(req.Alive, out) {
 		named[a] = true
 	}
-	for _, k := range taken {
+	for _, k := range all {
 		if a := (protocol.AttemptRef{Job: k.Job, Epoch: k.Epoch}); !named[a] {
+			named[a] = true
 			out = append(out, a)
 		}
 	}
