@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ func (w *world) play(seed uint64) (int, porcupine.CheckResult) {
 	}
 	h.live()
 	if err := h.finish(); err != nil {
-		w.t.Errorf("stuck: %v\n%s", err, h.tell(h.events(facts{}), nil))
+		w.t.Errorf("stuck: %v\n%s", err, h.tell(facts{}, h.events(facts{}), nil))
 		return len(h.ops), porcupine.Illegal
 	}
 	f, err := h.facts()
@@ -120,30 +121,50 @@ func (w *world) play(seed uint64) (int, porcupine.CheckResult) {
 	}
 	all := h.events(f)
 	for _, bad := range h.contradictions(f) {
-		w.t.Errorf("%s\n%s", bad, h.tell(all, nil))
+		w.t.Errorf("%s\n%s", bad, h.tell(f, all, nil))
 	}
 	model := h.spec.model()
 	verdict, info := porcupine.CheckOperationsVerbose(model, all, checkFor)
 	switch verdict {
 	case porcupine.Ok:
 	case porcupine.Unknown:
-		w.t.Errorf("no order was found or excluded in %s\n%s", checkFor, h.tell(all, nil))
+		w.t.Errorf("no order was found or excluded in %s\n%s", checkFor, h.tell(f, all, nil))
 	case porcupine.Illegal:
-		w.t.Errorf("no order of the calls explains their answers; ! marks what the longest possible beginning leaves out\n%s", h.tell(all, longest(info)))
+		best := longest(info)
+		done := map[int]bool{}
+		for _, i := range best {
+			done[i] = true
+		}
+		w.t.Errorf("no order of the calls explains their answers; ! marks what the longest possible beginning leaves out\n%s\n%s", h.tell(f, all, done), h.replay(all, best))
 	}
 	return len(all), verdict
 }
 
-// longest returns the operations of the longest order that was found.
-func longest(info porcupine.LinearizationInfo) map[int]bool {
-	done := map[int]bool{}
+// longest returns the longest order of operations that was found.
+func longest(info porcupine.LinearizationInfo) (best []int) {
 	for _, part := range info.PartialLinearizations() {
-		best := slices.MaxFunc(append(part, nil), func(a, b []int) int { return len(a) - len(b) })
-		for _, i := range best {
-			done[i] = true
+		for _, order := range part {
+			if len(order) > len(best) {
+				best = order
+			}
 		}
 	}
-	return done
+	return best
+}
+
+// replay tells the end of an order and the model's state behind it.
+func (h *history) replay(all []porcupine.Operation, order []int) string {
+	var b strings.Builder
+	m := h.spec.model()
+	s := m.Init()
+	for n, i := range order {
+		_, s = m.Step(s, all[i].Input, all[i].Output)
+		if n > len(order)-25 {
+			fmt.Fprintf(&b, "  ordered: %v: %v\n", all[i].Input, all[i].Output)
+		}
+	}
+	fmt.Fprintf(&b, "  the model's state then: %s\n", s.(*state).text) //nolint:forcetypeassert // made by Step
+	return b.String()
 }
 
 // settled asserts what must hold of a database's rows after any history.

@@ -251,8 +251,8 @@ func (h *history) stamp(f facts, o *operation) {
 	}
 }
 
-// tell renders a history; done are the operations that an order was found for.
-func (h *history) tell(all []porcupine.Operation, done map[int]bool) string {
+// tell renders a history and the trail; done are the operations that an order was found for.
+func (h *history) tell(f facts, all []porcupine.Operation, done map[int]bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d, start it again with -args -seed %d -histories 1 (the order of calls is not the same each time)\n", h.seed, h.seed)
 	for _, j := range h.jobs {
@@ -271,6 +271,11 @@ func (h *history) tell(all []porcupine.Operation, done map[int]bool) string {
 			ret = "∞"
 		}
 		fmt.Fprintf(&b, "%s%3d..%-4s client %d: %v: %v\n", mark, o.Call, ret, o.ClientId, o.Input, o.Output)
+	}
+	for _, a := range f.trail {
+		if a.Action != "rejected" {
+			fmt.Fprintf(&b, "  %d at %s: %s %s %s#%d %s\n", a.Seq, clockText(a.AtUS), a.Actor, a.Action, short(a.Job), a.Epoch, a.Detail)
+		}
 	}
 	return b.String()
 }

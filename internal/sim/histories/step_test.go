@@ -452,26 +452,25 @@ func (t *turn) open() bool {
 	}
 	t.sessions[t.in.runner] = t.out.session
 	t.opens = append(t.opens, opened{t.in.runner, t.in.request, t.out.session})
-	for _, s := range slices.Clone(t.slots) {
-		if s.runner != t.in.runner {
-			continue
+	for n := range t.runs {
+		for i := range t.runs[n].jobs {
+			at, r, j := place{n, i}, &t.runs[n], &t.runs[n].jobs[i]
+			mine := j.held && j.lease.runner == t.in.runner
+			t.slots = slices.DeleteFunc(t.slots, func(s slot) bool {
+				mine = mine || s.runner == t.in.runner && s.at == at && s.epoch == j.epoch
+				return s.runner == t.in.runner && s.at == at
+			})
+			j.reported = j.reported || mine
+			if !mine || !j.held {
+				continue
+			}
+			when, ok := t.own(max(j.last, r.last))
+			if !ok {
+				return false
+			}
+			r.last, j.last = when.lo, when.lo
+			t.fence(at, ci.ReasonRunnerRestarted, when)
 		}
-		t.release(s.at, s.epoch)
-		r := &t.runs[s.at.run]
-		j := &r.jobs[s.at.job]
-		if s.epoch != j.epoch {
-			continue
-		}
-		j.reported = true
-		if !j.held {
-			continue
-		}
-		at, ok := t.own(max(j.last, r.last))
-		if !ok {
-			return false
-		}
-		r.last, j.last = at.lo, at.lo
-		t.fence(s.at, ci.ReasonRunnerRestarted, at)
 	}
 	t.settle()
 	return true
