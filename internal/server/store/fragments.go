@@ -3,6 +3,10 @@ package store
 import "strings"
 
 // fragments are the shared pieces of statements, written {{name}} in the files.
+//
+// Where a statement finds rows by a list of keys and asks for their state besides,
+// it says which states they must not have: PostgreSQL takes a state that is asked
+// for with = for rare, begins with all rows of that state, and keeps the plan.
 func expand(text string) string {
 	return strings.NewReplacer(
 		// The fence: the whole tuple, unexpired at $2. Every statement that commits

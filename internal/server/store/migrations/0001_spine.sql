@@ -186,7 +186,7 @@ CREATE TABLE job (
       OR (state = 'finished' AND conclusion IN
           ('success', 'failed', 'timed_out', 'cancelled', 'aborted', 'skipped', 'cached')))
 );
-CREATE INDEX job_dead ON job (org_id, dead_us) WHERE dead_us > 0;
+CREATE INDEX job_dead ON job (org_id, id) WHERE dead_us > 0;
 
 CREATE TABLE job_need (
   need_id TEXT NOT NULL REFERENCES job (id),

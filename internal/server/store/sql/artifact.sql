@@ -3,12 +3,12 @@
 
 -- name: ArtifactsSealedOf
 -- The sealed generations of attempts, by job and epoch.
-SELECT {{artifact}} FROM artifact WHERE state = 'sealed' AND (job_id, epoch) IN
+SELECT {{artifact}} FROM artifact WHERE state NOT IN ('open', 'abandoned', 'expired') AND (job_id, epoch) IN
   (SELECT key, CAST(value->>'e' AS BIGINT) FROM json_each($1));
 
 -- name: ArtifactsLockSealed
 -- Those of the generations that may be bound: locked, so that none expires meanwhile.
-SELECT artifact.id FROM artifact WHERE artifact.state = 'sealed' AND artifact.id IN
+SELECT artifact.id FROM artifact WHERE artifact.state NOT IN ('open', 'abandoned', 'expired') AND artifact.id IN
   (SELECT value->>'a' FROM json_each($1)) ORDER BY artifact.id /*lock*/;
 
 -- name: BindingsInsert
@@ -26,7 +26,7 @@ INSERT INTO artifact (id, org_id, run_id, job_id, epoch, name, request_id, reque
 SELECT value->>'i', value->>'o', value->>'r', value->>'j', CAST(value->>'e' AS BIGINT), value->>'n', value->>'q', value->>'h',
   value->>'k', value->>'u', CAST(value->>'p' AS BIGINT), CAST(value->>'s' AS BIGINT), value->>'d', CAST(value->>'f' AS BIGINT),
   CAST(value->>'b' AS BIGINT), value->>'t', 'open', $2
-FROM json_each($3) WHERE value->>'j' IN (SELECT lease.job_id FROM lease WHERE {{lease_is_current}} AND lease.cancel = 0)
+FROM json_each($3) WHERE value->>'j' IN (SELECT lease.job_id FROM lease WHERE {{lease_is_current}} AND lease.cancel <> 1)
 ON CONFLICT DO NOTHING;
 
 -- name: ArtifactByRequest
@@ -73,7 +73,8 @@ WHERE a.id = $1 AND a.org_id = $2 AND a.state IN ('sealed', 'expired');
 SELECT {{artifact_a}}, j.name, (SELECT COUNT(*) FROM artifact_binding b WHERE b.artifact_id = a.id AND b.run_id = $1)
 FROM artifact a JOIN job j ON j.id = a.job_id
 WHERE a.org_id = $2 AND a.state IN ('sealed', 'expired')
-  AND (a.run_id = $1 OR a.id IN (SELECT b.artifact_id FROM artifact_binding b WHERE b.run_id = $1))
+  AND a.id IN (SELECT own.id FROM artifact own WHERE own.run_id = $1
+    UNION ALL SELECT b.artifact_id FROM artifact_binding b WHERE b.run_id = $1)
 ORDER BY j.idx, a.name, a.epoch;
 
 -- name: ArtifactsDue
@@ -83,7 +84,7 @@ ORDER BY artifact.expires_us LIMIT $2 /*lock skip*/;
 
 -- name: ArtifactsExpire
 -- Expires locked generations, except those that an unfinished run made or binds.
-UPDATE artifact SET state = 'expired' WHERE artifact.state = 'sealed'
+UPDATE artifact SET state = 'expired' WHERE artifact.state NOT IN ('open', 'abandoned', 'expired')
   AND artifact.id IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x)
   AND NOT EXISTS (SELECT 1 FROM run r WHERE r.id = artifact.run_id AND r.state <> 'finished')
   AND NOT EXISTS (SELECT 1 FROM artifact_binding b JOIN run r ON r.id = b.run_id
@@ -92,7 +93,7 @@ RETURNING artifact.id;
 
 -- name: ArtifactsDefer
 -- What an unfinished run holds is looked at again later.
-UPDATE artifact SET expires_us = $2 WHERE artifact.state = 'sealed'
+UPDATE artifact SET expires_us = $2 WHERE artifact.state NOT IN ('open', 'abandoned', 'expired')
   AND artifact.id IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
 
 -- name: ArtifactsAbandon

@@ -113,7 +113,7 @@ UPDATE attempt SET evidence = $3 WHERE job_id = $1 AND epoch = $2 AND evidence =
 
 -- name: AttemptsCancelling
 UPDATE attempt SET state = 'cancelling'
-WHERE state = 'running' AND (job_id, epoch) IN
+WHERE state NOT IN ('cancelling', 'finished') AND (job_id, epoch) IN
   (SELECT key, CAST(value->>'e' AS BIGINT) FROM json_each($1));
 
 -- name: StepsUpsert

@@ -39,7 +39,7 @@ UPDATE log SET bytes = x.bytes, cut = x.cut, extents = x.extents, next_seq = x.n
 FROM (SELECT key AS job_id, CAST(value->>'e' AS BIGINT) AS epoch, CAST(value->>'b' AS BIGINT) AS bytes,
   CAST(value->>'c' AS BIGINT) AS cut, CAST(value->>'x' AS BIGINT) AS extents, CAST(value->>'q' AS BIGINT) AS next_seq,
   CAST(value->>'a' AS BIGINT) AS ahead_seq, value->>'s' AS streams FROM json_each($3)) x
-WHERE log.job_id = x.job_id AND log.epoch = x.epoch AND log.state = 'open'
+WHERE log.job_id = x.job_id AND log.epoch = x.epoch AND log.state NOT IN ('ended', 'sealed', 'expired')
   AND log.job_id IN (SELECT lease.job_id FROM lease WHERE {{lease_is_current}});
 
 -- name: LogSegmentInsert
@@ -65,7 +65,7 @@ UPDATE log SET state = 'sealed', lines = x.lines, gap = x.gap, archive_key = x.a
 FROM (SELECT value->>'j' AS job_id, CAST(value->>'e' AS BIGINT) AS epoch, CAST(value->>'l' AS BIGINT) AS lines,
   CAST(value->>'g' AS BIGINT) AS gap, value->>'k' AS archive_key, CAST(value->>'s' AS BIGINT) AS archive_size,
   CAST(value->>'i' AS BIGINT) AS index_size, value->>'h' AS index_digest FROM json_each($1)) x
-WHERE log.job_id = x.job_id AND log.epoch = x.epoch AND log.state = 'ended'
+WHERE log.job_id = x.job_id AND log.epoch = x.epoch AND log.state NOT IN ('open', 'sealed', 'expired')
 RETURNING log.job_id, log.epoch;
 
 -- name: LogsUnreleased
@@ -75,7 +75,7 @@ SELECT log.job_id, log.epoch FROM log WHERE log.state = 'sealed' AND log.extents
 -- Drops extents of sealed logs.
 DELETE FROM log_extent WHERE (job_id, epoch, seq) IN
   (SELECT e.job_id, e.epoch, e.seq FROM log_extent e JOIN log l ON l.job_id = e.job_id AND l.epoch = e.epoch
-   WHERE l.state = 'sealed' AND (e.job_id, e.epoch) IN
+   WHERE l.state NOT IN ('open', 'ended', 'expired') AND (e.job_id, e.epoch) IN
      (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1)) LIMIT $2)
 RETURNING job_id, epoch, segment;
 
@@ -92,7 +92,7 @@ FROM (SELECT key AS k, CAST(value->>'n' AS BIGINT) AS n FROM json_each($1)) x WH
 SELECT key FROM log_segment WHERE refs = 0 AND created_us < $1 ORDER BY created_us LIMIT $2;
 
 -- name: LogSegmentsDelete
-DELETE FROM log_segment WHERE refs = 0 AND log_segment.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
+DELETE FROM log_segment WHERE refs < 1 AND log_segment.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
 
 -- name: LogSegmentsKnown
 SELECT log_segment.key FROM log_segment WHERE log_segment.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);

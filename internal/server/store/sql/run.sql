@@ -36,7 +36,7 @@ WHERE run.id = x.id AND run.state = x.was_state AND run.cancel_version = x.was_c
 -- A claim starts its run; a run that is cancelling keeps its state.
 -- A run that another transaction holds is passed over: that one, or the next, does it.
 UPDATE run SET state = 'running', started_us = $2 WHERE id IN (
-  SELECT r.id FROM run r WHERE r.id IN (SELECT key FROM json_each($1)) AND r.state = 'waiting' /*lock skip*/);
+  SELECT r.id FROM run r WHERE r.id IN (SELECT key FROM json_each($1)) AND CASE r.state WHEN 'waiting' THEN 1 ELSE 0 END > 0 /*lock skip*/);
 
 -- name: JobsInsert
 INSERT INTO job (id, run_id, org_id, idx, name, key, spec, shape_id, prio, chain, allow_failure, operation_id, needs_left,
@@ -89,7 +89,7 @@ WHERE job.id = x.id AND job.state = x.was_state AND job.epoch = x.was_epoch;
 -- Counts finished needs down; each need of a job is counted once.
 UPDATE job SET needs_left = needs_left - x.n
 FROM (SELECT job_id, COUNT(*) AS n FROM job_need WHERE need_id IN (SELECT key FROM json_each($1)) GROUP BY job_id) x
-WHERE job.id = x.job_id AND job.state = 'waiting'
+WHERE job.id = x.job_id AND job.state NOT IN ('ready', 'running', 'cancelling', 'finished')
 RETURNING job.id, job.needs_left;
 
 -- name: NeedsOf
@@ -163,7 +163,7 @@ SELECT o.id FROM org o WHERE (o.job_limit = 0 OR o.admitted < o.job_limit)
 SELECT COALESCE(MIN(due_us), 0) FROM queue WHERE open = 0 AND due_us > $1;
 
 -- name: QueueOpen
-UPDATE queue SET open = 1 WHERE job_id IN (SELECT key FROM json_each($1)) AND open = 0;
+UPDATE queue SET open = 1 WHERE job_id IN (SELECT key FROM json_each($1)) AND open <> 1;
 
 -- name: QueueClose
 -- Shapes that no live session serves any more give their admission back.
