@@ -95,6 +95,7 @@ type Service struct {
 	running bool // writers of Run take what is queued
 	stopped bool
 	hinted  map[store.AttemptKey]bool // ended on this node, to be sealed at once
+	doubted map[store.AttemptKey]doubts // whose bytes are not given back
 	views   map[store.AttemptKey]*view
 	clock   clock
 	swept   [2]int64 // how far segments and archives have been searched for orphans
@@ -125,7 +126,7 @@ func New(cfg Config) *Service {
 	return &Service{
 		cfg: cfg, budget: newBudget(cfg.Memory), cache: newCache(cfg.Cache), codec: newCodec(),
 		loads: make(chan struct{}, 8), arrived: make(chan struct{}, 1), ended: make(chan struct{}, 1),
-		hinted: map[store.AttemptKey]bool{}, views: map[store.AttemptKey]*view{},
+		hinted: map[store.AttemptKey]bool{}, doubted: map[store.AttemptKey]doubts{}, views: map[store.AttemptKey]*view{},
 	}
 }
 

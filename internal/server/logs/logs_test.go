@@ -875,3 +875,82 @@ func TestAppendStoresByItselfWhileNothingRuns(t *testing.T) {
 		}
 	})
 }
+
+// A read that fails proves nothing: neither a clock that jumps nor a store that
+// was away for an hour makes it the last word about bytes that were acknowledged.
+func TestBytesAreGivenUpOnlyWhenTheStoreKeepsNotHavingThem(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ref := w.job()
+		var wr writer
+		w.append(ref, wr.chunk(0, protocol.Stdout, "there\n"))
+		w.stop()
+		var mono time.Duration
+		cfg := w.cfg
+		cfg.Monotonic = func() time.Duration { return mono }
+		svc := logs.New(cfg) // nothing in memory
+		w.end(ref, wr.length(0, protocol.Stdout))
+		w.Advance(48 * time.Hour) // the database's clock has jumped
+		gone := func(string) error { return ci.Errorf(ci.ErrNotFound, "no such object") }
+		try := func(want bool) {
+			t.Helper()
+			if n, err := svc.SealEnded(t.Context()); (n == 1) != want || (err == nil) != want {
+				t.Fatalf("%d sealed, %v", n, err)
+			}
+		}
+		w.blob.on(nil, gone)
+		try(false)
+		mono += 2 * time.Hour // the store was away
+		try(false)
+		w.blob.on(nil, nil)
+		try(true)
+		if l := w.row(ref); l.Gap != 0 || l.State != store.LogSealed {
+			t.Errorf("sealed as %+v", l)
+		}
+
+		lost := w.job()
+		wr = writer{}
+		svc = logs.New(cfg)
+		if _, err := svc.Append(t.Context(), w.held(lost), []protocol.Chunk{wr.chunk(0, protocol.Stdout, "lost\n")}); err != nil {
+			t.Fatal(err)
+		}
+		svc = logs.New(cfg)
+		w.end(lost, wr.length(0, protocol.Stdout))
+		w.Advance(time.Minute)
+		w.blob.on(nil, func(key string) error {
+			if strings.HasPrefix(key, "logs/segments/") {
+				return gone(key)
+			}
+			return nil
+		})
+		for range 10 {
+			try(false)
+			mono += 10 * time.Minute
+		}
+		try(true)
+		if l := w.row(lost); l.Gap != 5 || l.State != store.LogSealed {
+			t.Errorf("sealed as %+v", l)
+		}
+	})
+}
+
+// That stored bytes cannot be read now says nothing about a repeat of them: the
+// runner is asked to send it again, not told that its chunk is wrong.
+func TestARepeatWaitsForAStoreThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ref := w.job()
+		var wr writer
+		c := wr.chunk(0, protocol.Stdout, "once\n")
+		w.append(ref, c)
+		w.svc = w.restart() // nothing in memory
+		for _, kind := range []ci.Kind{ci.ErrNotFound, ci.ErrDigest, ci.ErrUnavailable} {
+			w.blob.on(nil, func(string) error { return ci.Errorf(kind, "not now") })
+			if _, err := w.svc.Append(t.Context(), w.held(ref), []protocol.Chunk{c}); ci.KindOf(err) != ci.ErrUnavailable {
+				t.Errorf("a store that answers %s: %v", kind, err)
+			}
+		}
+		w.blob.on(nil, nil)
+		w.append(ref, c)
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,9 +21,11 @@ const (
 	// archiveOrphan is the age at which an archive that no log names is deleted;
 	// far above archiving, and a seal that took longer is refused.
 	archiveOrphan = 24 * time.Hour
-	// damaged is how long after its end a log waits for bytes that the object
-	// store does not give back, before they are marked as lost.
+	// damaged and damagedTries are for how long and how often in a row a node has to
+	// have found that the object store does not give bytes back, before they are
+	// marked as lost: one read that fails proves nothing.
 	damaged      = time.Hour
+	damagedTries = 10
 	releaseBatch = 5000
 )
 
@@ -57,6 +60,9 @@ func (s *Service) SealEnded(ctx context.Context) (int, error) {
 	})
 	if err != nil {
 		return 0, err
+	}
+	if len(logs) < 8*sealBatch {
+		s.undoubtAllBut(logs)
 	}
 	var batch []store.Log
 	var failed error
@@ -162,7 +168,10 @@ func (s *Service) archive(ctx context.Context, l store.Log, now int64) (store.Lo
 	out := newSpool(s.cfg.Temp)
 	defer out.close()
 	a := &archiver{codec: s.codec, out: out}
-	sealed, err := s.rewrite(ctx, lay, a, now-l.EndedUS > damaged.Microseconds())
+	sealed, err := s.rewrite(ctx, lay, a, s.givesUp(l.Key()))
+	if notBack(err) {
+		s.doubt(l.Key())
+	}
 	if err != nil {
 		return l, err
 	}
@@ -205,7 +214,7 @@ func (s *Service) rewrite(ctx context.Context, lay *layout, a *archiver, giveUp 
 		if r.kind == data {
 			var err error
 			if b, err = s.load(ctx, snap, r); err != nil {
-				if !giveUp || ci.KindOf(err) != ci.ErrNotFound && ci.KindOf(err) != ci.ErrDigest {
+				if !giveUp || !notBack(err) {
 					return nil, err
 				}
 				s.cfg.Log.Error("log bytes are lost: the object store does not give them back", slog.Any("error", err),
@@ -232,6 +241,47 @@ func (s *Service) rewrite(ctx context.Context, lay *layout, a *archiver, giveUp 
 		open, held = r, append(held[:0], b...)
 	}
 	return out, flush()
+}
+
+// notBack reports whether the object store does not have what it was given.
+func notBack(err error) bool { return errors.Is(err, ci.ErrNotFound) || errors.Is(err, ci.ErrDigest) }
+
+// doubts counts how often a log's bytes were not given back, and since when.
+type doubts struct {
+	since time.Duration // on the monotonic clock
+	times int
+}
+
+// doubt notes that bytes of an ended log were not given back.
+func (s *Service) doubt(k store.AttemptKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.doubted[k]
+	if d.times == 0 {
+		d.since = s.cfg.Monotonic()
+	}
+	d.times++
+	s.doubted[k] = d
+}
+
+// undoubtAllBut forgets the doubts about all but the logs that are not sealed yet.
+func (s *Service) undoubtAllBut(logs []store.Log) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k := range s.doubted {
+		if !slices.ContainsFunc(logs, func(l store.Log) bool { return l.Key() == k }) {
+			delete(s.doubted, k)
+		}
+	}
+}
+
+// givesUp reports whether bytes of an ended log that are not given back once more
+// are lost.
+func (s *Service) givesUp(k store.AttemptKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.doubted[k]
+	return d.times >= damagedTries && s.cfg.Monotonic()-d.since > damaged
 }
 
 // verify reads an archive back as a reader would: its index, and every frame
