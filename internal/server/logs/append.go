@@ -270,7 +270,7 @@ func (s *Service) unstored(ctx context.Context, k store.AttemptKey, chunks []pro
 		}
 		data, err := s.loadExtent(ctx, e)
 		if err != nil {
-			return nil, err
+			return nil, away(err) // what is stored cannot be read now: that says nothing about the chunk
 		}
 		if !bytes.Equal(data[from:from+c.Len()], c.Data) {
 			return nil, conflict(c)
