@@ -88,6 +88,9 @@ func (w *world) close() books {
 	if left := testkit.ProcessesWith(w.t, w.house); len(left) > 0 {
 		w.t.Errorf("%d processes of the installation are left: %v", len(left), left)
 	}
+	if w.ended != nil {
+		w.ended()
+	}
 	return w.audit()
 }
 

@@ -67,6 +67,7 @@ type config struct {
 	ttl      time.Duration // ttl if not set
 	database string        // SQLite if not set
 	blob     *s3.Config    // the data directory if not set
+	data     string        // a temporary directory if not set
 }
 
 // world is one installation: a server, its runners' machines, and a place where
@@ -85,6 +86,7 @@ type world struct {
 	// abandoned is how many uploads of attempts that were lost may be open in the
 	// end; they are collected within a day.
 	abandoned int
+	ended     func() // called when all processes have ended, before the books are read
 }
 
 // newWorld starts a server. What is left of its jobs when the test ends is
@@ -95,8 +97,11 @@ func newWorld(t *testing.T, c config) *world {
 		c.ttl = ttl
 	}
 	id := rand.Text()
+	if c.data == "" {
+		c.data = filepath.Join(t.TempDir(), "server")
+	}
 	w := &world{
-		t: t, config: c, data: filepath.Join(t.TempDir(), "server"), addr: testkit.FreeAddr(t),
+		t: t, config: c, data: c.data, addr: testkit.FreeAddr(t),
 		mark: "E2E_JOB=" + id, house: "E2E_HOUSE=" + id, signs: t.TempDir(),
 	}
 	t.Cleanup(func() {
