@@ -34,14 +34,18 @@ import (
 	"forgeci/internal/workflow"
 )
 
-// Config says how a server runs. DataDir and Listen are required.
+// Config says how a server runs. DataDir and Listen, or Listener, are required.
 type Config struct {
 	// DataDir holds the embedded database, local blobs, keys and bootstrap tokens.
 	DataDir string
 	// Listen is the address to listen on.
 	Listen string
+	// Listener, when set, is listened on instead. The server closes it.
+	Listener net.Listener
 	// Database is a database URL; empty means SQLite in DataDir.
 	Database string
+	// Now overrides the database's time, as store.Options.Now does.
+	Now func() int64
 	// Blob configures an S3 bucket; nil means a directory in DataDir.
 	Blob *s3.Config
 	// LeaseTTL is the lease's length; 0 means ci.DefaultLeaseTTL.
@@ -99,7 +103,7 @@ func (s *Server) open(ctx context.Context) error {
 		cfg.Database = "sqlite:" + filepath.Join(cfg.DataDir, "forgeci.db")
 	}
 	var err error
-	if s.store, err = store.Open(ctx, store.Options{URL: cfg.Database, Log: cfg.Log}); err != nil {
+	if s.store, err = store.Open(ctx, store.Options{URL: cfg.Database, Now: cfg.Now, Log: cfg.Log}); err != nil {
 		return err
 	}
 	key, err := secretFile(filepath.Join(cfg.DataDir, "server.key"))
@@ -290,6 +294,9 @@ func (s *Server) Close() error {
 // loopback unless it is asked for.
 func (s *Server) listen() error {
 	cfg := &s.cfg
+	if cfg.Listener != nil {
+		cfg.Listen = cfg.Listener.Addr().String()
+	}
 	host, _, err := net.SplitHostPort(cfg.Listen)
 	if err != nil {
 		return ci.Errorf(ci.ErrInvalid, "listen address %q: host:port is expected", cfg.Listen)
@@ -302,8 +309,10 @@ func (s *Server) listen() error {
 	if (cfg.TLSCert == "") != (cfg.TLSKey == "") {
 		return ci.Errorf(ci.ErrInvalid, "--tls-cert and --tls-key belong together")
 	}
-	if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
-		return ci.Errorf(ci.ErrConflict, "cannot listen on %s: %v", cfg.Listen, err)
+	if s.listener = cfg.Listener; s.listener == nil {
+		if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+			return ci.Errorf(ci.ErrConflict, "cannot listen on %s: %v", cfg.Listen, err)
+		}
 	}
 	s.listener = limited(s.listener)
 	scheme := "http"
