@@ -49,7 +49,7 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	}
 	deadline := time.NewTimer(min(max(req.Wait.Std(), 0), MaxPoll))
 	defer deadline.Stop()
-	session, work, err := e.claimable(ctx, who, req)
+	session, err := e.claimer(ctx, who, req.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -63,16 +63,13 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	key := store.ClaimKey{Session: req.Session, Request: req.RequestID}
 	p, stop := e.hub.listen(who.Org, session.Offer, key)
 	defer stop()
-	first := true
+	// Behind the listening: what is opened from now on is heard of.
+	work, err := e.claimable(ctx, session, key)
+	if err != nil {
+		return nil, err
+	}
 	var again <-chan time.Time // a blocked session looks again
 	for {
-		if !work && first {
-			// Something may have been opened between the look and the listening.
-			if session, work, err = e.claimable(ctx, who, req); err != nil {
-				return nil, err
-			}
-		}
-		first = false
 		if work {
 			op := &claimOp{who: who, session: req.Session, request: req.RequestID}
 			if err := e.writer.do(ctx, &request{claim: op, done: make(chan struct{})}); err != nil {
@@ -104,7 +101,10 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 		case <-again:
 			again = nil
 			e.hub.hear(p)
-			if session, work, err = e.claimable(ctx, who, req); err != nil {
+			if session, err = e.claimer(ctx, who, req.Session); err != nil {
+				return nil, err
+			}
+			if work, err = e.claimable(ctx, session, key); err != nil {
 				return nil, err
 			}
 		case <-p.woken:
@@ -126,18 +126,26 @@ func (e *Engine) wasGranted(ctx context.Context, key store.ClaimKey) (bool, erro
 	return len(old) > 0, err
 }
 
-// claimable looks, without locks, whether a claim is worth a transaction: an
-// idle poll writes nothing.
-func (e *Engine) claimable(ctx context.Context, who Identity, req protocol.Claim) (s store.Session, work bool, err error) {
+// claimer returns the session of a claim and notes that it was heard of.
+func (e *Engine) claimer(ctx context.Context, who Identity, id ci.SessionID) (s store.Session, err error) {
 	err = e.Store.Read(ctx, func(tx *store.Tx) error {
 		var ok bool
-		if s, ok, err = tx.Session(ctx, req.Session); err != nil {
+		if s, ok, err = tx.Session(ctx, id); err != nil {
 			return err
 		}
-		if err := mayClaim(s, ok, who); err != nil {
-			return err
-		}
-		old, err := tx.AttemptsByClaim(ctx, []store.ClaimKey{{Session: req.Session, Request: req.RequestID}})
+		return mayClaim(s, ok, who)
+	})
+	if err == nil && !e.fleet.seen(s.ID, false) {
+		err = e.sessionBack(ctx, s)
+	}
+	return s, err
+}
+
+// claimable looks, without locks, whether a claim is worth a transaction: an
+// idle poll writes nothing.
+func (e *Engine) claimable(ctx context.Context, s store.Session, key store.ClaimKey) (work bool, err error) {
+	err = e.Store.Read(ctx, func(tx *store.Tx) error {
+		old, err := tx.AttemptsByClaim(ctx, []store.ClaimKey{key})
 		if err != nil || len(old) > 0 {
 			work = true
 			return err
@@ -146,13 +154,7 @@ func (e *Engine) claimable(ctx context.Context, who Identity, req protocol.Claim
 		work = len(shapes) > 0
 		return err
 	})
-	if err != nil {
-		return s, false, err
-	}
-	if !e.fleet.seen(s.ID, false) {
-		err = e.sessionBack(ctx, s)
-	}
-	return s, work, err
+	return work, err
 }
 
 func mayClaim(s store.Session, ok bool, who Identity) error {
@@ -391,46 +393,32 @@ func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []
 func (e *Engine) ticket(ctx context.Context, ref ci.LeaseRef) (*protocol.Ticket, error) {
 	t := &protocol.Ticket{Lease: ref, LeaseTTL: ci.Duration(e.LeaseTTL), Grace: ci.Duration(e.Grace)}
 	err := e.Store.Read(ctx, func(tx *store.Tx) error {
-		run, ok, err := tx.Run(ctx, ref.Run)
+		row, ok, err := tx.Ticket(ctx, ref.Job)
 		if err != nil || !ok {
-			return errors.Join(err, noRow(ok, "run"))
+			return errors.Join(err, noRow(ok))
 		}
-		job, ok, err := tx.Job(ctx, ref.Job)
-		if err != nil || !ok {
-			return errors.Join(err, noRow(ok, "job"))
-		}
-		specs, err := tx.Specs(ctx, []ci.JobID{ref.Job})
-		if err != nil {
-			return err
-		}
-		if err := json.Unmarshal([]byte(specs[ref.Job]), &t.Job); err != nil {
-			return err
-		}
-		repo, _, err := tx.Repo(ctx, run.Org, run.Repo)
-		if err != nil {
+		if err := json.Unmarshal([]byte(row.Spec), &t.Job); err != nil {
 			return err
 		}
 		var plan ci.Plan
-		if err := json.Unmarshal([]byte(run.Plan), &plan); err != nil {
+		if err := json.Unmarshal([]byte(row.Run.Plan), &plan); err != nil {
 			return err
 		}
-		src, ok, err := tx.Source(ctx, run.Org, run.SourceDigest)
-		if err != nil || !ok {
-			return errors.Join(err, noRow(ok, "source"))
-		}
-		t.OperationID = job.OperationID
-		t.Source = protocol.Source{Digest: src.Digest, Blob: src.BlobDigest, Size: src.Size}
+		t.OperationID = row.OperationID
+		t.Source = protocol.Source{Digest: row.Source.Digest, Blob: row.Source.BlobDigest, Size: row.Source.Size}
 		t.Run = protocol.RunInfo{
-			Number: run.Number, Repo: repo.Name, Workflow: run.Workflow, Path: run.Path, Event: run.Event,
-			CommitSHA: run.CommitSHA, Ref: run.Ref, Message: run.Message, Author: run.Author, ParentRun: run.Parent,
-			Trust: run.Trust, Inputs: plan.Inputs, URL: e.RunURL(run.ID),
+			Number: row.Run.Number, Repo: row.RepoName, Workflow: row.Run.Workflow, Path: row.Run.Path, Event: row.Run.Event,
+			CommitSHA: row.Run.CommitSHA, Ref: row.Run.Ref, Message: row.Run.Message, Author: row.Run.Author, ParentRun: row.Run.Parent,
+			Trust: row.Run.Trust, Inputs: plan.Inputs, URL: e.RunURL(ref.Run),
 		}
-		needs, err := tx.NeedsOf(ctx, []ci.JobID{ref.Job})
-		if err != nil {
-			return err
+		if len(t.Job.Needs) > 0 {
+			needs, err := tx.NeedsOf(ctx, []ci.JobID{ref.Job})
+			if err != nil {
+				return err
+			}
+			t.Needs = needResults(needs[ref.Job])
 		}
-		t.Needs = needResults(needs[ref.Job])
-		t.Restore, err = restores(ctx, tx, run.ID, t.Job)
+		t.Restore, err = restores(ctx, tx, ref.Run, t.Job)
 		return err
 	})
 	if err != nil {
@@ -439,11 +427,11 @@ func (e *Engine) ticket(ctx context.Context, ref ci.LeaseRef) (*protocol.Ticket,
 	return t, nil
 }
 
-func noRow(ok bool, what string) error {
+func noRow(ok bool) error {
 	if ok {
 		return nil
 	}
-	return errors.New("engine: the " + what + " of a lease is missing")
+	return errors.New("engine: the job, run, repository or source of a lease is missing")
 }
 
 // RunURL is where people look at a run.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"forgeci/internal/ci"
 	"forgeci/internal/server/policy"
 	"forgeci/internal/server/store"
 )
@@ -42,10 +43,24 @@ func asClockJump(err error) (*clockJump, bool) {
 // transaction before anything is decided. A reading that took long (the process
 // was stopped, the database slow) says nothing about jumps and is taken again.
 func (g *clockGuard) read(ctx context.Context, tx *store.Tx) (int64, error) {
+	return g.taken(func() (int64, error) { return tx.Now(ctx) })
+}
+
+// lease is read with the live lease of a job, in one statement: without a lease
+// there is no time, and none is needed.
+func (g *clockGuard) lease(ctx context.Context, tx *store.Tx, job ci.JobID) (l store.Lease, ok bool, now int64, err error) {
+	now, err = g.taken(func() (now int64, err error) {
+		l, ok, now, err = tx.LeaseNow(ctx, job)
+		return now, err
+	})
+	return l, ok, now, err
+}
+
+func (g *clockGuard) taken(read func() (int64, error)) (int64, error) {
 	for try := 1; ; try++ {
 		before := g.mono()
-		now, err := tx.Now(ctx)
-		if err != nil {
+		now, err := read()
+		if err != nil || now == 0 {
 			return 0, err
 		}
 		after := g.mono()

@@ -59,8 +59,8 @@ func (e *Engine) HoldOr(ctx context.Context, who Identity, ref ci.LeaseRef, rout
 	repeated func() (bool, error),
 ) (Held, bool, error) {
 	var h Held
-	err := e.read(ctx, func(tx *store.Tx, now int64) error {
-		lease, ok, err := tx.Lease(ctx, ref.Job)
+	err := e.repairing(ctx, func(tx *store.Tx) error {
+		lease, ok, now, err := e.clock.lease(ctx, tx, ref.Job)
 		if err != nil {
 			return err
 		}
@@ -96,17 +96,21 @@ func (e *Engine) HoldOr(ctx context.Context, who Identity, ref ci.LeaseRef, rout
 	return Held{}, false, err
 }
 
-// read runs fn in a read transaction with the database's time; a jump of that
-// clock is repaired first and fn runs again.
+// read runs fn on a connection that reads with the database's time; a jump of
+// that clock is repaired first and fn runs again.
 func (e *Engine) read(ctx context.Context, fn func(*store.Tx, int64) error) error {
+	return e.repairing(ctx, func(tx *store.Tx) error {
+		now, err := e.clock.read(ctx, tx)
+		if err != nil {
+			return err
+		}
+		return fn(tx, now)
+	})
+}
+
+func (e *Engine) repairing(ctx context.Context, fn func(*store.Tx) error) error {
 	for {
-		err := e.Store.Read(ctx, func(tx *store.Tx) error {
-			now, err := e.clock.read(ctx, tx)
-			if err != nil {
-				return err
-			}
-			return fn(tx, now)
-		})
+		err := e.Store.Read(ctx, fn)
 		jump, ok := asClockJump(err)
 		if !ok {
 			return err

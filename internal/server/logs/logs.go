@@ -94,7 +94,7 @@ type Service struct {
 	queued  int64
 	running bool // writers of Run take what is queued
 	stopped bool
-	hinted  map[store.AttemptKey]bool // ended on this node, to be sealed at once
+	hinted  map[store.AttemptKey]bool   // ended on this node, to be sealed at once
 	doubted map[store.AttemptKey]doubts // whose bytes are not given back
 	views   map[store.AttemptKey]*view
 	clock   clock

@@ -28,6 +28,7 @@ type dialect struct {
 	versionSQL string
 	tablesSQL  string // names of all tables
 	nowSQL     string // empty: the clock of this process
+	now        string // for /*now*/
 	lockRows   string // for /*lock*/
 	skipLocked string // for /*lock skip*/
 	jsonEach   string // set-returning function over a JSON object: key, value
@@ -67,6 +68,7 @@ func postgres() *dialect {
 		versionSQL: "SHOW server_version",
 		tablesSQL:  "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY 1",
 		nowSQL:     "SELECT now_us()",
+		now:        "now_us()",
 		lockRows:   "FOR UPDATE",
 		skipLocked: "FOR UPDATE SKIP LOCKED",
 		jsonEach:   "json_each",
@@ -144,6 +146,7 @@ func sqliteDialect() *dialect {
 		versionSQL: "SELECT sqlite_version()",
 		tablesSQL:  "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY 1",
 		jsonEach:   "json_each",
+		now:        "0",
 		text:       "TEXT",
 		bytes:      "BLOB",
 		open:       openSQLite,
@@ -209,6 +212,7 @@ func openSQLite(o Options) (*sql.DB, *sql.DB, error) {
 func (d *dialect) rewrite(text string) string {
 	text = strings.ReplaceAll(text, "/*lock skip*/", d.skipLocked)
 	text = strings.ReplaceAll(text, "/*lock*/", d.lockRows)
+	text = strings.ReplaceAll(text, "/*now*/", d.now)
 	if d.name == "sqlite" {
 		text = regexp.MustCompile(`\$(\d+)`).ReplaceAllString(text, "?$1")
 	}

@@ -17,6 +17,25 @@ func (t *Tx) Lease(ctx context.Context, job ci.JobID) (Lease, bool, error) {
 	return one(ctx, t, "LeaseGet", scanLease, job)
 }
 
+// LeaseNow is Lease with the database's time as it was read; without a lease
+// there is no time.
+func (t *Tx) LeaseNow(ctx context.Context, job ci.JobID) (l Lease, ok bool, now int64, err error) {
+	l, ok, err = one(ctx, t, "LeaseGetNow", func(r scanner, v *Lease) error {
+		return scanLease(scanFunc(func(dest ...any) error { return r.Scan(append(dest, &now)...) }), v)
+	}, job)
+	switch {
+	case t.s.now != nil:
+		now = t.s.now()
+	case t.s.d.nowSQL == "":
+		now = time.Now().UnixMicro()
+	}
+	return l, ok, now, err
+}
+
+type scanFunc func(dest ...any) error
+
+func (f scanFunc) Scan(dest ...any) error { return f(dest...) }
+
 // RenewLeases extends current leases to expiresUS and returns, by job, whether
 // cancellation is asked for; what is not returned was not current.
 func (t *Tx) RenewLeases(ctx context.Context, rs []ci.LeaseRef, now, expiresUS int64) (map[ci.JobID]bool, error) {

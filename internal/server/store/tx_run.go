@@ -30,6 +30,24 @@ func (t *Tx) Run(ctx context.Context, id ci.RunID) (Run, bool, error) {
 	return one(ctx, t, "RunGet", scanRun, id)
 }
 
+// Ticket is what a runner is told of its job and its run.
+type Ticket struct {
+	Run         Run // without what changes
+	RepoName    string
+	Source      Source // without the key
+	OperationID string
+	Spec        string // ci.JobSpec, JSON
+}
+
+// Ticket returns what the runner of a job is told.
+func (t *Tx) Ticket(ctx context.Context, job ci.JobID) (Ticket, bool, error) {
+	return one(ctx, t, "TicketGet", func(r scanner, v *Ticket) error {
+		return r.Scan(&v.Run.Org, &v.Run.Number, &v.Run.Parent, &v.Run.Workflow, &v.Run.Path, &v.Run.Plan, &v.Run.Event, &v.Run.CommitSHA,
+			&v.Run.Ref, &v.Run.Message, &v.Run.Author, &v.Run.Trust, &v.RepoName, &v.Source.Digest, &v.Source.BlobDigest,
+			&v.Source.Size, &v.OperationID, &v.Spec)
+	}, job)
+}
+
 // Runs returns runs without locking them.
 func (t *Tx) Runs(ctx context.Context, ids []ci.RunID) ([]Run, error) {
 	return query(ctx, t, "RunsGet", scanRun, keys(ids))
