@@ -11,7 +11,7 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim mutants chaos histories fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim spec mutants chaos histories fuzz ci deps
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ histories: deps ## record and check HISTORIES (500) histories of concurrent call
 	@summary=$$(mktemp) && trap 'rm -f "$$summary"' EXIT; \
 	$(GO) test -count=1 -timeout 4h -run '^TestHistories$$' ./internal/sim/histories -args -histories $(or $(HISTORIES),500) -seed $(or $(SEED),1) -summary "$$summary"; \
 	status=$$?; cat "$$summary"; exit $$status
+
+spec: ## check the models of the protocol; the last line is one JSON object
+	@./scripts/test-deps.sh spin gcc
+	@$(GO) run ./internal/testkit/cmd/spec $(if $(ONLY),-only $(ONLY))
 
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	@GO="$(GO)" ./scripts/fuzz.sh $(FUZZTIME)
