@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -127,8 +128,8 @@ func (a *app) artifactsGetCommand() *cobra.Command {
 		Long: `Download an artifact, verify its size and digest, and unpack it into a directory.
 
 Nothing is unpacked from bytes that are not the ones the job published. Files
-that are there already are left alone and the command fails, unless --force
-replaces them.`,
+that are there already are left alone and the command exits with 2, unless
+--force replaces them.`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.artifactsGet(cmd.Context(), &cfg, args) },
 	}
@@ -178,7 +179,7 @@ func (a *app) artifactsGet(ctx context.Context, cfg *artifactsGetConfig, args []
 			Path string `json:"path"`
 		}{art, where})
 	}
-	a.err.linef("%s: %s, %d files, verified", where, size(art.Bytes), art.Files)
+	a.err.linef("%s: %s, %s, verified", where, size(art.Bytes), ci.Count(art.Files, "file"))
 	return nil
 }
 
@@ -224,7 +225,7 @@ func (a *app) download(ctx context.Context, c *protocol.Client, art protocol.Art
 			goal = filepath.Base(art.Name)
 		}
 	} else if _, err := os.Lstat(goal); err == nil && !cfg.force {
-		return "", ci.Errorf(ci.ErrConflict, "%s is there already; --force replaces it", goal)
+		return "", usage("%s is there already; --force replaces it", clean(goal))
 	}
 	above := filepath.Dir(filepath.Clean(goal))
 	if err := os.MkdirAll(above, 0o777); err != nil { //nolint:gosec // the user's own directory, under the user's umask
@@ -252,6 +253,9 @@ func (a *app) download(ctx context.Context, c *protocol.Client, art protocol.Art
 		return "", err
 	}
 	_, err = archive.Unpack(ctx, tmp, goal, archive.ArtifactLimits(), archive.UnpackOptions{Replace: cfg.force})
+	if errors.Is(err, ci.ErrConflict) && !cfg.force {
+		return "", usage("%s, in %s; --force replaces files, --to names another directory", describe(err), clean(goal))
+	}
 	return goal, err
 }
 

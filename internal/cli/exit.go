@@ -169,13 +169,21 @@ func (a *app) printError(err error) {
 	var e *ci.Error
 	if errors.As(err, &e) && len(e.Fields) > 0 {
 		for _, f := range e.Fields {
-			a.err.line(clean(f.String()))
+			a.err.line(clean(place(f)))
 		}
 	}
 	a.err.line(a.err.paint(red, "forgeci: ") + describe(err))
 	for _, hint := range a.hints(err) {
 		a.err.line("  " + hint)
 	}
+}
+
+// place renders an error in an input by the name that it has on the command line.
+func place(f ci.FieldError) string {
+	if name, ok := strings.CutPrefix(f.Pointer, "/inputs/"); ok && f.File == "" {
+		return "--input " + strings.NewReplacer("~1", "/", "~0", "~").Replace(name) + ": " + f.Detail
+	}
+	return f.String()
 }
 
 // describe renders an error for a person: the details of what was wrapped, each once.

@@ -87,9 +87,9 @@ func TestErrorsAreToldInFull(t *testing.T) {
 	t.Parallel()
 	a, stdout, stderr := testApp(nil)
 	code := a.exit(fmt.Errorf("plan: %w", &ci.Error{Kind: ci.ErrInvalid, Detail: "the workflow is not valid", Fields: []ci.FieldError{
-		{File: "a.yaml", Line: 3, Column: 7, Detail: "unknown key \x1b[2J"}, {Pointer: "/inputs/x", Detail: "is missing"},
+		{File: "a.yaml", Line: 3, Column: 7, Detail: "unknown key \x1b[2J"}, {Pointer: "/inputs/x~1y~01", Detail: "is missing"}, {Pointer: "/jobs/0", Detail: "is odd"},
 	}}))
-	want := "a.yaml:3:7: unknown key ^[[2J\n/inputs/x: is missing\nforgeci: the workflow is not valid\n"
+	want := "a.yaml:3:7: unknown key ^[[2J\n--input x/y~1: is missing\n/jobs/0: is odd\nforgeci: the workflow is not valid\n"
 	if code != 2 || stderr.String() != want || stdout.Len() > 0 {
 		t.Errorf("code %d, %q on stderr, want %q", code, stderr, want)
 	}

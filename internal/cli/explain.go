@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -63,11 +64,25 @@ func (a *app) explain(ctx context.Context, cfg *explainConfig, name string) erro
 			if h.Epoch > 0 {
 				epoch = textf("%d", h.Epoch).text
 			}
-			t.add(dimmed(h.At.UTC().Format(time.DateTime+".000")), text(epoch), text(h.Actor), text(h.Action), text(h.Detail))
+			who := h.ActorName
+			if who == "" {
+				who = h.Actor
+			}
+			t.add(dimmed(h.At.UTC().Format(time.DateTime+".000")), text(epoch), text(who), text(h.Action), text(news(h.Detail, e.Summary)))
 		}
 		t.write(s)
 	}
 	return nil
+}
+
+// news is what an entry of the history says beyond the summary above it: how it
+// ended, without the reason once more.
+func news(detail, summary string) string {
+	head, reason, ok := strings.Cut(detail, ": ")
+	if ok && strings.Contains(summary, reason) {
+		return head
+	}
+	return detail
 }
 
 // jobTarget resolves the name of a job. A run stands for its job when it has only one.

@@ -213,7 +213,10 @@ func (f *fake) handler() http.Handler {
 			}
 			return protocol.Explanation{
 				Job: j.JobSummary, Summary: "The runner was lost.\nNo policy allows another attempt.",
-				History: []protocol.HistoryEvent{{At: time.Date(2025, 1, 2, 12, 0, 1, 0, time.UTC), Actor: "runner-1", Action: "claimed", Epoch: 1, Detail: "\x1b[31mred"}},
+				History: []protocol.HistoryEvent{
+					{At: time.Date(2025, 1, 2, 12, 0, 1, 0, time.UTC), Actor: "rnr_1", ActorName: "runner-1", Action: "claimed", Epoch: 1, Detail: "\x1b[31mred"},
+					{At: time.Date(2025, 1, 2, 12, 0, 2, 0, time.UTC), Actor: "server", Action: "attempt_ended", Epoch: 1, Detail: "aborted (runner_lost): No policy allows another attempt"},
+				},
 			}, nil
 		})
 	})

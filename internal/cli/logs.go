@@ -38,8 +38,13 @@ form of it: colours stay, other control characters are made visible.
 
 A job is named by its ID or as RUN/NAME; the ID of a run will do when it has
 only one job. When less is printed than there is, a note on standard error says
-how much. With --follow the log is printed as it grows, through restarts of the
-server and further attempts, until the job is finished.`,
+how much.
+
+With --follow the log is printed as it grows, through restarts of the server and
+further attempts, until the job is finished. Standard error then says how it
+ended, and the command exits with its result, as show --wait does: 0 success or
+skipped, 1 failed or timed out, 3 cancelled, 5 infrastructure. With --attempt it
+ends with the log of that attempt, and with 0.`,
 		Example: `  forgeci logs run_01kb7z5v8c6q9d3m2e4r5t6y7u/test
   forgeci logs -f job_01kb7z5v8d1x0c2v3b4n5m6a7s
   forgeci logs --step 2 job_01kb7z5v8d1x0c2v3b4n5m6a7s | grep FAIL`,

@@ -12,12 +12,12 @@ import (
 	"forgeci/internal/protocol"
 )
 
-// followLog prints a log as it grows until the job is finished, or the named
-// attempt has ended.
+// followLog prints a log as it grows until the job is finished, says how, and
+// ends with its result. Of a named attempt it prints the log alone.
 func (a *app) followLog(ctx context.Context, c *protocol.Client, job protocol.Job, q protocol.LogQuery, cfg *logsConfig) error {
 	out := a.logWriter(a.out)
 	defer out.Close()
-	epoch, told := int64(0), false
+	epoch, told := int64(0), ""
 	for {
 		if job.Attempts > epoch {
 			if epoch > 0 {
@@ -36,9 +36,9 @@ func (a *app) followLog(ctx context.Context, c *protocol.Client, job protocol.Jo
 			if cfg.attempt > 0 {
 				return out.Close()
 			}
-		} else if !told && epoch == 0 {
-			told = true
-			a.err.line(notStarted(job.JobSummary))
+		} else if told == "" && epoch == 0 {
+			told = notStarted(job.JobSummary)
+			a.err.line(told)
 		}
 		var err error
 		if job, err = patiently(ctx, a, func() (protocol.Job, error) { return c.Job(ctx, job.ID) }); err != nil {
@@ -48,7 +48,17 @@ func (a *app) followLog(ctx context.Context, c *protocol.Client, job protocol.Jo
 			continue
 		}
 		if job.State == ci.StateFinished {
-			return out.Close()
+			if err := out.Close(); err != nil {
+				return err
+			}
+			line := a.jobLine(job.JobSummary)
+			if job.Attempts == 0 {
+				line = notStarted(job.JobSummary)
+			}
+			if line != told {
+				a.err.line(line)
+			}
+			return ended(codeOfResult(job.Conclusion, job.Reason))
 		}
 		if err := pause(ctx, 500*time.Millisecond); err != nil {
 			return err
@@ -116,9 +126,9 @@ func (a *app) followAttempt(
 func lossNote(e protocol.LogEvent) string {
 	switch {
 	case e.Lost > 0:
-		return fmt.Sprintf("note: %d bytes of %s never arrived", e.Lost, clean(e.Stream))
+		return fmt.Sprintf("note: %s of %s never arrived", ci.Count(e.Lost, "byte"), clean(e.Stream))
 	case e.Discarded > 0:
-		return fmt.Sprintf("note: %d bytes of %s were discarded over the limit of an attempt", e.Discarded, clean(e.Stream))
+		return fmt.Sprintf("note: %s of %s discarded over the limit of an attempt", ci.Count(e.Discarded, "byte"), clean(e.Stream))
 	default:
 		return ""
 	}

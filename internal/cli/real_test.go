@@ -345,8 +345,8 @@ func TestCase_CLI_01_restart_of_the_server(t *testing.T) {
 	if code := waiter.Wait(t, time.Minute); code != 1 {
 		t.Errorf("the waiting command: code %d, want 1", code)
 	}
-	if code := follower.Wait(t, time.Minute); code != 0 {
-		t.Errorf("the follower: code %d, want 0", code)
+	if code := follower.Wait(t, time.Minute); code != 1 {
+		t.Errorf("the follower: code %d, want 1", code)
 	}
 	want := "line 1\nline 2\nline 3\nline 4\nline 5\nline 6\nline 7\nline 8\n"
 	if got := follower.Stdout(); got != want {

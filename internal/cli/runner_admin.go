@@ -64,14 +64,24 @@ func (a *app) runnerList(ctx context.Context, cfg *runnerAdminConfig) error {
 		if r.Quarantined > 0 {
 			jobs = append(jobs, fmt.Sprintf("(%d not proved to have ended)", r.Quarantined))
 		}
-		t.add(text(string(r.ID)), text(r.Name), runnerStatus(r.Status), textf("%d/%d", len(r.Running), r.Slots),
+		t.add(text(string(r.ID)), text(r.Name), runnerStatus(r), textf("%d/%d", len(r.Running), r.Slots),
 			text(strings.Join(offer, " ")), text(seen), text(strings.Join(jobs, ", ")))
 	}
 	t.write(a.out)
 	return nil
 }
 
-func runnerStatus(s string) cell {
+// runnerStatus is the word for what a runner is good for. One that has not been
+// heard of for a while may be gone: that is said instead of online.
+func runnerStatus(r protocol.Runner) cell {
+	s := r.Status
+	if r.Silent != nil {
+		silent := "silent for " + span(r.Silent.Std())
+		if s != "online" {
+			silent = s + ", " + silent
+		}
+		return cell{clean(silent), yellow}
+	}
 	switch s {
 	case "online":
 		return cell{s, green}
@@ -140,7 +150,7 @@ func (a *app) runnerAct(
 	if cfg.json() {
 		return a.printJSON(r)
 	}
-	st := runnerStatus(r.Status)
+	st := runnerStatus(r)
 	a.out.line(clean(string(r.ID)) + " " + a.out.paint(st.style, st.text))
 	return nil
 }

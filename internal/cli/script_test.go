@@ -265,14 +265,33 @@ func furnish(t testing.TB, f *fake) {
 	f.expired["job_expired_build"] = true
 
 	f.artifact(t, f.add("run_artifacts", ci.StateFinished, ci.ConclusionSuccess, "", "build", "docs"))
+	f.cancelling()
 	seen := time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
+	short, long := ci.Duration(12*time.Second), ci.Duration(90*time.Second)
 	f.runners = []protocol.Runner{
+		{ID: "rnr_5", Name: "quiet", Status: "online", Slots: 1, Silent: &short},
+		{ID: "rnr_6", Name: "leaving", Status: "draining", Slots: 1, Silent: &long},
 		{ID: "rnr_1", Name: "runner-1", Status: "online", Slots: 4, LastSeen: &seen, Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: []string{"gpu", "zone=a"}}},
 		{ID: "rnr_2", Name: "evil\x1b[2J", Status: "offline", Slots: 1},
 		{ID: "rnr_3", Name: "twin", Status: "offline"},
 		{ID: "rnr_4", Name: "twin", Status: "offline"},
 	}
 	f.letters = []protocol.DeadLetter{{Job: "job_infra_build", Name: "build", Run: "run_infra", Repo: "local/hello", Attempts: 3, Reason: ci.ReasonRunnerLost, Detail: "three runners were lost", At: seen}}
+}
+
+// cancelling adds a run that waits for attempts whose end is not proven.
+func (f *fake) cancelling() {
+	run := f.add("run_cancelling", ci.StateCancelling, "", ci.ReasonUser, "build", "test")
+	run.CommitSHA = "fedcba9876543210fedcba9876543210fedcba98"
+	for i, j := range run.JobList {
+		run.Unproven = append(run.Unproven, protocol.Unproven{
+			Job: j.ID, Name: j.Name, Epoch: int64(i + 1), Runner: "rnr_1", RunnerName: "runner-1", Lost: i == 1, Since: run.CreatedAt,
+		})
+	}
+	run.Unproven[1].Name = "evil\x1b[2J"
+	for range 5 {
+		run.Unproven = append(run.Unproven, run.Unproven[0])
+	}
 }
 
 // artifact publishes two artifacts, one of them with bytes that do not match.

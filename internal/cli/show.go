@@ -339,6 +339,12 @@ func (a *app) printRun(r protocol.Run) {
 	if r.StartedAt != nil {
 		fact("took", a.took(r.StartedAt, r.FinishedAt))
 	}
+	for _, u := range r.Unproven[:min(len(r.Unproven), mostUnproven)] {
+		fact("waits for", a.unproven(u))
+	}
+	if n := len(r.Unproven) - mostUnproven; n > 0 {
+		fact("", "and "+ci.Count(n, "attempt")+" more")
+	}
 	facts.write(s)
 	s.line("")
 	jobs := table{head: []string{"JOB", "STATE", "TOOK", "ID", "DETAIL"}}
@@ -351,6 +357,20 @@ func (a *app) printRun(r protocol.Run) {
 		s.line("")
 		a.artifactTable(r.Artifacts).write(s)
 	}
+}
+
+// mostUnproven bounds how many attempts are listed that a cancelled run waits for.
+const mostUnproven = 5
+
+// unproven says what a run that is being cancelled waits for, and the way out.
+func (a *app) unproven(u protocol.Unproven) string {
+	text := fmt.Sprintf("%s, attempt %d on %s, ", u.Name, u.Epoch, u.RunnerName)
+	if u.Lost {
+		text += "lost " + a.ago(u.Since) + " and not proven to have ended"
+	} else {
+		text += "started " + a.ago(u.Since) + " and asked to stop"
+	}
+	return text + "; if its host is dead: forgeci runner fence " + u.RunnerName
 }
 
 // jobDetail says why a job waits or ended as it did; the text is clean.

@@ -209,7 +209,7 @@ func (a *app) upload(ctx context.Context, c *protocol.Client, repo protocol.Repo
 	}
 	const worthTelling = 8 << 20
 	if snap.Size > worthTelling {
-		a.err.line(fmt.Sprintf("sending %d files, %s", snap.Files, size(snap.Size)))
+		a.err.line(fmt.Sprintf("sending %s, %s", ci.Count(snap.Files, "file"), size(snap.Size)))
 	}
 	_, err = c.PutSnapshot(ctx, repo.ID, snap.Digest, snap.Open(), snap.Size)
 	return err

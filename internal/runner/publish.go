@@ -292,7 +292,7 @@ func (w *worker) publish(ctx context.Context, out ci.ArtifactPublish) (string, e
 	if err != nil {
 		return "", err
 	}
-	w.system.line(fmt.Sprintf("artifact %s: %d files, %d bytes", out.Name, froze.Files, froze.Bytes))
+	w.system.line(fmt.Sprintf("artifact %s: %s, %s", out.Name, ci.Count(froze.Files, "file"), ci.Count(froze.Bytes, "byte")))
 	return id, nil
 }
 

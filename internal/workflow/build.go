@@ -61,13 +61,13 @@ func (f *File) accept(opts CompileOptions) (map[string]string, error) {
 		switch {
 		case ok:
 			if err := in.Accepts(v); err != nil {
-				bad(in.Name, "input %s is %s: it %v", quote(in.Name), quote(v), err)
+				bad(in.Name, "it is %s: it %v", quote(v), err)
 			}
 			accepted[in.Name] = v
 		case in.HasDefault:
 			accepted[in.Name] = in.Default
 		case in.Required && !opts.Event:
-			bad(in.Name, "input %s is required: give a value", quote(in.Name))
+			bad(in.Name, "a value is required")
 		default:
 			accepted[in.Name] = in.zero()
 		}
