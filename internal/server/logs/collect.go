@@ -21,6 +21,9 @@ const (
 	freeAge = 10 * time.Minute
 	// lookBack is how far before its age an orphan is looked for after a start.
 	lookBack = 7 * 24 * time.Hour
+	// setBack is by how much less than this process's clock the database's may have
+	// advanced without having been set.
+	setBack = time.Minute
 )
 
 func (s *Service) collect(ctx context.Context) {
@@ -92,12 +95,16 @@ func (s *Service) freeSegments(ctx context.Context, beforeUS int64) error {
 // orphans deletes objects under a prefix that are older than any writer that
 // could still name them, and that no row names. Keys carry the time at which
 // they were made and sort by it.
-func (s *Service) orphans(ctx context.Context, prefix string, swept *int64, beforeUS int64,
+func (s *Service) orphans(ctx context.Context, prefix string, last *swept, beforeUS int64,
 	known func(context.Context, []string) (map[string]bool, error),
 ) error {
 	s.mu.Lock()
-	from := max(*swept, beforeUS-lookBack.Microseconds(), 0)
+	was, mono := *last, s.cfg.Monotonic()
 	s.mu.Unlock()
+	from := max(beforeUS-lookBack.Microseconds(), 0)
+	if was.us+(mono-was.at).Microseconds() <= beforeUS+setBack.Microseconds() {
+		from = max(from, was.us)
+	} // else the database's clock was set back: what was made since is older than what was searched
 	prefix += s.cfg.Incarnation + "/"
 	after := fmt.Sprintf("%s%016x", prefix, from)
 	for {
@@ -131,7 +138,7 @@ func (s *Service) orphans(ctx context.Context, prefix string, swept *int64, befo
 		}
 		if end {
 			s.mu.Lock()
-			*swept = beforeUS
+			*last = swept{beforeUS, mono}
 			s.mu.Unlock()
 			return nil
 		}

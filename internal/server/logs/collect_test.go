@@ -116,3 +116,34 @@ func TestTwoNodesSealOnceAndLeaveNothing(t *testing.T) {
 		w.eventually("one archive for each log", func() bool { return len(w.objects("logs/archives/")) == 10 })
 	})
 }
+
+// What is left over while the database's clock is wrong is found when it is right.
+func TestOrphansAreFoundWhenTheClockHasBeenSetBack(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		collect := func() {
+			t.Helper()
+			if err := w.svc.Collect(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Advance(48 * time.Hour)
+		collect()
+		w.Advance(-48 * time.Hour)
+		ref := w.job()
+		var wr writer
+		w.blob.after(ci.Errorf(ci.ErrUnavailable, "stored, but not answered"))
+		other := w.start() // it has not read the clock yet
+		if _, err := other.Append(t.Context(), w.held(ref), []protocol.Chunk{wr.chunk(0, protocol.Stdout, "x\n")}); err == nil {
+			t.Fatal("acknowledged")
+		}
+		if n := len(w.objects("logs/segments/")); n != 1 {
+			t.Fatalf("%d objects", n)
+		}
+		w.Advance(2 * time.Hour)
+		collect()
+		if n := len(w.objects("logs/segments/")); n != 0 {
+			t.Errorf("%d objects left over", n)
+		}
+	})
+}

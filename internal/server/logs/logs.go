@@ -98,7 +98,14 @@ type Service struct {
 	doubted map[store.AttemptKey]doubts // whose bytes are not given back
 	views   map[store.AttemptKey]*view
 	clock   clock
-	swept   [2]int64 // how far segments and archives have been searched for orphans
+	swept   [2]swept // how far segments and archives have been searched for orphans
+}
+
+// swept is up to which time of objects' keys orphans have been searched for, and
+// when on the monotonic clock.
+type swept struct {
+	us int64
+	at time.Duration
 }
 
 // clock remembers when the database's time was last read.
