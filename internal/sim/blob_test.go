@@ -26,13 +26,21 @@ import (
 // memory is the modelled object store: create-only objects in memory.
 type memory struct {
 	now  func() time.Time
-	fail func(call string) (before, after error) // what goes wrong with a call
+	fail func(call string) mishap // what goes wrong with a call
 
 	mu      sync.Mutex
 	objects map[string]object
 	uploads map[string]*upload
 	opened  int
 	secrets map[string]signature // what URLs allow, by their token
+}
+
+// mishap is what goes wrong with one call. before: it has no effect; after: it has.
+// Either may end the caller's process by a panic.
+type mishap struct {
+	before, after func() error
+	bytes         func([]byte) []byte // what a reader gets instead
+	unseen        time.Duration       // what is younger is not seen
 }
 
 type object struct {
@@ -68,23 +76,40 @@ func newMemory() *memory {
 // begin answers what goes wrong before a call; the returned function what goes
 // wrong behind it.
 func (m *memory) begin(ctx context.Context, call string) (behind func(error) error, err error) {
+	_, behind, err = m.beginWith(ctx, call)
+	return behind, err
+}
+
+func (m *memory) beginWith(ctx context.Context, call string) (wrong mishap, behind func(error) error, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return wrong, nil, err
 	}
-	var after error
 	if m.fail != nil {
-		if err, after = m.fail(call); err != nil {
-			return nil, err
+		wrong = m.fail(call)
+		if wrong.before != nil {
+			if err := wrong.before(); err != nil {
+				return wrong, nil, err
+			}
 		}
 	}
 	m.mu.Lock()
-	return func(err error) error {
+	return wrong, func(err error) error {
 		m.mu.Unlock()
-		if err == nil {
-			return after
+		if err == nil && wrong.after != nil {
+			return wrong.after()
 		}
 		return err
 	}, nil
+}
+
+// seen returns an object unless it is too young to be seen.
+func (m *memory) seen(key string, wrong mishap) (object, bool) {
+	o, ok := m.objects[key]
+	return o, ok && m.visible(o, wrong)
+}
+
+func (m *memory) visible(o object, wrong mishap) bool {
+	return wrong.unseen == 0 || m.now().Sub(o.at) >= wrong.unseen
 }
 
 func noObject(key string) error { return ci.Errorf(ci.ErrNotFound, "no object %s", key) }
@@ -114,11 +139,11 @@ func (m *memory) Open(ctx context.Context, key string, offset, length int64) (io
 	if err := blob.CheckKey(key); err != nil {
 		return nil, err
 	}
-	behind, err := m.begin(ctx, "Open")
+	wrong, behind, err := m.beginWith(ctx, "Open")
 	if err != nil {
 		return nil, err
 	}
-	o, ok := m.objects[key]
+	o, ok := m.seen(key, wrong)
 	switch n := int64(len(o.data)); {
 	case !ok:
 		return nil, behind(noObject(key))
@@ -127,18 +152,22 @@ func (m *memory) Open(ctx context.Context, key string, offset, length int64) (io
 	case length < 0 || length > n-offset:
 		length = n - offset
 	}
-	return io.NopCloser(bytes.NewReader(o.data[offset : offset+length])), behind(nil)
+	data := o.data[offset : offset+length]
+	if wrong.bytes != nil {
+		data = wrong.bytes(slices.Clone(data))
+	}
+	return io.NopCloser(bytes.NewReader(data)), behind(nil)
 }
 
 func (m *memory) Stat(ctx context.Context, key string) (blob.Info, error) {
 	if err := blob.CheckKey(key); err != nil {
 		return blob.Info{}, err
 	}
-	behind, err := m.begin(ctx, "Stat")
+	wrong, behind, err := m.beginWith(ctx, "Stat")
 	if err != nil {
 		return blob.Info{}, err
 	}
-	o, ok := m.objects[key]
+	o, ok := m.seen(key, wrong)
 	if !ok {
 		return blob.Info{}, behind(noObject(key))
 	}
@@ -158,13 +187,13 @@ func (m *memory) Delete(ctx context.Context, key string) error {
 }
 
 func (m *memory) List(ctx context.Context, prefix, after string, limit int) ([]blob.Info, error) {
-	behind, err := m.begin(ctx, "List")
+	wrong, behind, err := m.beginWith(ctx, "List")
 	if err != nil {
 		return nil, err
 	}
 	var out []blob.Info
 	for key, o := range m.objects {
-		if strings.HasPrefix(key, prefix) && key > after {
+		if strings.HasPrefix(key, prefix) && key > after && m.visible(o, wrong) {
 			out = append(out, blob.Info{Key: key, Size: int64(len(o.data)), Modified: o.at, SHA256: o.sum})
 		}
 	}

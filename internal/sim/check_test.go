@@ -1,12 +1,9 @@
 package sim
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"math"
 	"slices"
-	"strconv"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -28,10 +25,11 @@ type mirror struct {
 	refs       []ci.LeaseRef // every lease ever seen
 	boxes      []*box
 	occupied   []store.Occupant
-	logs       map[store.AttemptKey]int64 // acknowledged bytes
-	runsCode   map[ci.JobID]int           // attempts that started a process of the user
-	cancelled  []ci.JobID                 // cancelled in this step
-	readied    int64                      // how often a job has become ready
+	logs       map[store.AttemptKey]*written
+	logOrder   []*written
+	runsCode   map[ci.JobID]int // attempts that started a process of the user
+	cancelled  []ci.JobID       // cancelled in this step
+	readied    int64            // how often a job has become ready
 	// pending: the clock has jumped and no node has repaired it yet.
 	pending bool
 	// fresh: a node has started since that jump.
@@ -49,7 +47,7 @@ type leased struct {
 func newMirror() mirror {
 	return mirror{
 		runs: map[ci.RunID]store.Run{}, jobs: map[ci.JobID]store.Job{}, specs: map[ci.JobID]ci.JobSpec{},
-		attempts: map[store.AttemptKey]store.Attempt{}, leases: map[ci.JobID]*leased{}, logs: map[store.AttemptKey]int64{},
+		attempts: map[store.AttemptKey]store.Attempt{}, leases: map[ci.JobID]*leased{}, logs: map[store.AttemptKey]*written{},
 		runsCode: map[ci.JobID]int{},
 	}
 }
@@ -79,11 +77,6 @@ func (m *mirror) deadLetters(id ci.OrgID) (out []ci.JobID) {
 		}
 	}
 	return out
-}
-
-func (m *mirror) acked(ref ci.LeaseRef, length int64) {
-	k := store.AttemptKey{Job: ref.Job, Epoch: ref.Epoch}
-	m.logs[k] = max(m.logs[k], length)
 }
 
 // nodeStarted: a node that starts between a jump of the database's clock and its
@@ -149,6 +142,7 @@ func (w *world) follow() {
 				t.add(a)
 				w.sawEnd(a)
 				w.sawProof(a)
+				w.sawDrain(a)
 			}
 		}
 		if t.shifted {
@@ -172,6 +166,18 @@ func (w *world) follow() {
 		return nil
 	})
 	w.known, w.followedAt = w.moved, commits
+}
+
+// sawDrain follows which runners are to take nothing new until they open a session.
+func (w *world) sawDrain(a store.Audit) {
+	for _, r := range w.runners {
+		switch id := string(r.who.Runner); {
+		case a.Action == "runner_drain" && a.Object == id:
+			r.drained = true
+		case a.Action == "session_opened" && a.Actor == id:
+			r.drained = false
+		}
+	}
 }
 
 // sawProof counts proofs of termination that something waited for.
@@ -618,11 +624,13 @@ func (w *world) checkObject(a store.Artifact) {
 
 // full compares everything.
 func (w *world) full() {
-	was, plan := w.serving, w.plan
-	w.serving, w.plan = nil, nil
-	found, err := w.store.Inconsistencies(w.ctx)
-	w.serving, w.plan = was, plan
-	w.must(err)
+	w.checkLogs(2)
+	var found []string
+	w.aside(func() {
+		var err error
+		found, err = w.store.Inconsistencies(w.ctx)
+		w.must(err)
+	})
 	for _, f := range found {
 		w.bad("rows agree", "%s", f)
 	}
@@ -684,34 +692,7 @@ func (w *world) finally() {
 				}
 			}
 		}
-		return w.checkLogs(tx)
+		return nil
 	})
-}
-
-// checkLogs reads every acknowledged byte back.
-func (w *world) checkLogs(tx *store.Tx) error {
-	m := &w.mirror
-	keys := make([]store.AttemptKey, 0, len(m.logs))
-	for k := range m.logs {
-		keys = append(keys, k)
-	}
-	for _, k := range keys {
-		es, err := tx.LogExtents(w.ctx, k, 1, 1000)
-		if err != nil {
-			return err
-		}
-		length := int64(0)
-		for i, e := range es {
-			data := []byte(string(m.attempts[k].Lease) + " line " + strconv.Itoa(i) + "\n")
-			sum := sha256.Sum256(data)
-			if e.Seq != int64(i+1) || e.Offset != length || e.Length != int64(len(data)) || e.Digest != base64.RawStdEncoding.EncodeToString(sum[:]) {
-				w.bad("I4", "log of %s/%d: extent %d is %+v", k.Job, k.Epoch, i, e)
-			}
-			length += e.Length
-		}
-		if length < m.logs[k] {
-			w.bad("I4", "log of %s/%d: %d bytes were acknowledged, %d are there", k.Job, k.Epoch, m.logs[k], length)
-		}
-	}
-	return nil
+	w.collectAll()
 }

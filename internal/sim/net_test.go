@@ -297,6 +297,7 @@ func (w *world) deliverBatch(cs []*call) {
 	w.open = nil
 	// Who was answered before the node ended has been answered.
 	for _, p := range all {
+		p.before.batch = true
 		if p.done {
 			w.answer(p.c, p.before, p.rep, p.err)
 		}
@@ -310,11 +311,13 @@ type snapshot struct {
 	attempt store.Attempt
 	made    bool
 	moved   int64
+	commits int  // transactions stored before
+	batch   bool // it is executed with others
 	session bool // an upload session of the request was there
 }
 
 func (w *world) before(c *call) snapshot {
-	s := snapshot{moved: w.moved}
+	s := snapshot{moved: w.moved, commits: w.commits}
 	if c.ref == nil {
 		return s
 	}
@@ -364,6 +367,9 @@ func (w *world) judge(c *call, s snapshot, rep any, err error) {
 		case c.route == "submit":
 			w.saw(evSubmitTwice)
 		}
+	}
+	if opened, ok := rep.(protocol.SessionOpened); ok && opened.Session == "" {
+		return // nothing was opened: the same request goes on to ask
 	}
 	if c.ok && c.stored && say(c.first, nil) != say(rep, nil) {
 		w.bad("same request, same answer", "#%d %s: %s, before it was %s", c.id, c.route, say(rep, nil), say(c.first, nil))
@@ -446,6 +452,19 @@ func (w *world) live(ref ci.LeaseRef) (ok bool) {
 
 func (s snapshot) ended() bool { return s.made && s.attempt.State == ci.StateFinished }
 
+// acceptedAt is the database's time when what an accepted call has done was
+// stored; the answer may have taken longer.
+func (w *world) acceptedAt(s snapshot) int64 {
+	switch {
+	case w.commits == s.commits:
+		return w.dbNow()
+	case s.batch: // one of them, at the earliest the first
+		return w.stamps[s.commits]
+	default:
+		return w.stamps[w.commits-1]
+	}
+}
+
 // judgeLease requires that an accepted call held the lease, or repeats one that did.
 func (w *world) judgeLease(c *call, s snapshot) {
 	repeat := s.made && c.ends && s.attempt.Ref() == *c.ref && s.attempt.EndRequest == c.request
@@ -457,7 +476,7 @@ func (w *world) judgeLease(c *call, s snapshot) {
 		w.bad("I3 fencing", "#%d %s %s was accepted without a lease", c.id, c.route, c.text)
 	case s.lease.Ref() != *c.ref:
 		w.bad("I3 fencing", "#%d %s was accepted under %v, the lease is %v", c.id, c.route, *c.ref, s.lease.Ref())
-	case max(s.lease.ExpiresUS, s.lease.ExpiresUS+w.moved-s.moved) <= w.dbNow(): // a repair may leave a lease alone
+	case max(s.lease.ExpiresUS, s.lease.ExpiresUS+w.moved-s.moved) <= w.acceptedAt(s): // a repair may leave a lease alone
 		w.bad("I3 fencing", "#%d %s %s was accepted under an expired lease", c.id, c.route, c.text)
 	case s.lease.Cancel != 0 && !c.cancelling:
 		w.bad("LP-2", "#%d %s %s was accepted while cancelling", c.id, c.route, c.text)

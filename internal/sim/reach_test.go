@@ -138,12 +138,12 @@ func keysOf[T ~string](seen map[T]int) []T {
 
 // faults are the kinds of what goes wrong.
 func faultKinds() []string {
-	return []string{
+	return append([]string{
 		"crash", "crash before commit", "crash behind commit", "deadlock", "failed, not stored", "failed, but stored",
 		"lock wait", "overtaken", "read failed", "request lost", "reply lost", "duplicate", "lie",
 		"runner crash", "runner restart", "runner paused or resumed", "runner drains", "node stopped or started",
 		"the database's clock jumps", "the database's clock is set a little", "the database's clock changes its rate", "time passes",
-	}
+	}, storeFaults()...)
 }
 
 // sometimes are events of which at least one is required in a large run.
@@ -156,6 +156,7 @@ func sometimes() []string {
 		evQuarantineProof, evQuarantineFence, evClockRepaired, evStopsItself,
 		evLateRepeat, evLateClaim, evLateSession, evSubmitTwice, evUploadTwice,
 		evEarlierLife, evEarlierSession, evMerge, evRetryPinned, evRequeue, evAllSkipped,
+		evLogTwice, evLogHole, evLogFull, evLogRefused, evLogLoss, evLogGap, evLogSealed, evReadFailed, evTendFailed, evRestored, evRestoreAgain,
 	}
 }
 
@@ -200,6 +201,18 @@ const (
 
 	evEarlierLife    = "call of an earlier process life arrived behind the next life's session"
 	evEarlierSession = "opening of a session arrived behind that of the next life"
+
+	evLogTwice     = "repeated chunks acknowledged"
+	evLogHole      = "chunks stored behind a hole"
+	evLogFull      = "limit of a log reached"
+	evLogRefused   = "chunks refused"
+	evLogLoss      = "end of a log not waited for"
+	evLogGap       = "gap marked in a sealed log"
+	evLogSealed    = "log sealed while things go wrong"
+	evReadFailed   = "log not readable while things go wrong"
+	evTendFailed   = "sealing or collecting failed"
+	evRestored     = "artifact restored"
+	evRestoreAgain = "damaged artifact fetched again"
 
 	evMerge       = "several calls in one transaction"
 	evRetryPinned = "retry took results over"

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -26,6 +25,7 @@ const (
 	routeBegin     = "artifacts"
 	routeSign      = "parts"
 	routeSeal      = "seal"
+	routeDownload  = "download"
 )
 
 // runner is one host with a runner on it.
@@ -85,11 +85,13 @@ type work struct {
 	outcome int // drawn when it was claimed
 	cancel  bool
 
-	logged  int
-	seq     int64
-	off     int64
-	publish int // next artifact to upload
-	part    int // 0 begin, 1 sign and send, 2 seal
+	out     *written
+	writes  int   // how often it writes
+	flying  int   // log calls under way
+	flushBy int64 // when the end of the log is waited for no longer
+	restore int   // next artifact to restore
+	publish int   // next artifact to upload
+	part    int   // 0 begin, 1 sign and send, 2 seal
 	id      string
 	etag    string
 	sealed  map[string]string
@@ -260,7 +262,7 @@ func (r *runner) open() {
 			r.open()
 			return
 		}
-		r.session, r.latest, r.openRequest, r.drained = got.Session, got.Session, "", false
+		r.session, r.latest, r.openRequest = got.Session, got.Session, ""
 		r.left = slices.DeleteFunc(r.left, func(b *box) bool { return slices.Contains(told, b) })
 	}})
 }
@@ -320,6 +322,8 @@ func (r *runner) take(t *protocol.Ticket, began int64) {
 	b := &box{key: store.AttemptKey{Job: t.Lease.Job, Epoch: t.Lease.Epoch}, ref: t.Lease, runner: r, retry: t.Job.Retry}
 	w.mirror.boxes = append(w.mirror.boxes, b)
 	k := &work{r: r, ticket: t, ref: t.Lease, box: b, outcome: w.rng.IntN(100), sealed: map[string]string{}}
+	k.out = w.output(t.Lease, r.org.id)
+	k.writes = w.rng.IntN(6)
 	k.trusted(began)
 	r.works = append(r.works, k)
 }
@@ -583,6 +587,8 @@ func (k *work) next() {
 		case k.outcome >= 96 && !w.healing:
 			k.box.alive = false
 			k.complete(protocol.Complete{Conclusion: ci.ConclusionFailed, Reason: ci.ReasonPrepare})
+		case k.restore < len(k.ticket.Restore):
+			k.download()
 		case slices.Contains(spec.RunsOn.Features, ci.FeatureImage):
 			k.phase(ci.PhaseBuilding, func() { k.stage = stageBuilding; k.user() })
 		default:
@@ -591,18 +597,21 @@ func (k *work) next() {
 	case stageBuilding:
 		k.executing()
 	case stageExecuting:
-		if k.logged < 2 && (k.outcome+k.logged)%3 == 0 {
+		if k.writes > 0 && k.flying < 3 && !k.out.gone {
+			k.writes--
 			k.log()
 			return
 		}
-		k.logged = 2
 		if w.now >= k.doneAt {
 			k.box.alive = false
 			k.stage = stageRan
+			k.flushBy = w.now + w.rng.Int64N(30*second)
 			k.next()
 		}
 	case stageRan:
-		k.result()
+		if k.flushed() {
+			k.result()
+		}
 	case stageFinalising:
 		k.upload()
 	}
@@ -653,11 +662,13 @@ func (k *work) complete(req protocol.Complete) {
 	k.box.alive = false
 	req.RequestID = w.newID(ci.PrefixRequest)
 	req.Evidence = protocol.Evidence{Terminated: true, How: "cgroup"}
-	if k.seq > 0 {
-		req.Streams = []protocol.StreamEnd{{Step: 0, Stream: protocol.Stdout, Length: k.off}}
-	}
+	req.Streams = k.out.finals()
 	k.end(routeComplete, string(req.Conclusion), req.RequestID, engine.Digest(req), func(n *node, held engine.Held) (any, error) {
-		return n.e.Complete(w.ctx, held, req)
+		got, err := n.e.Complete(w.ctx, held, req)
+		if err == nil {
+			n.logs.Ended(store.AttemptKey{Job: k.ref.Job, Epoch: k.ref.Epoch})
+		}
+		return got, err
 	}, func() {
 		// Cancellation came first: the attempt ends as cancelled.
 		k.cancel = true
@@ -671,7 +682,11 @@ func (k *work) handOver(reason ci.Reason) {
 	k.box.alive = false
 	req := protocol.HandOver{RequestID: w.newID(ci.PrefixRequest), Reason: reason, Evidence: protocol.Evidence{Terminated: true, How: "cgroup"}}
 	k.end(routeHandOver, string(reason), req.RequestID, engine.Digest(req), func(n *node, held engine.Held) (any, error) {
-		return n.e.HandOver(w.ctx, held, req)
+		got, err := n.e.HandOver(w.ctx, held, req)
+		if err == nil {
+			n.logs.Ended(store.AttemptKey{Job: k.ref.Job, Epoch: k.ref.Epoch})
+		}
+		return got, err
 	}, func() {
 		k.cancel = true
 		k.complete(protocol.Complete{Conclusion: ci.ConclusionCancelled, Reason: ci.ReasonCancelled})
@@ -715,63 +730,43 @@ func (k *work) end(route, text, request, digest string, exec func(*node, engine.
 
 func wrap(answer protocol.Completed, ok bool, err error) (any, bool, error) { return answer, ok, err }
 
-// log appends one chunk, in the way of the log service: locked log, the time
-// behind it, the fence, the statements that commit a group.
-func (k *work) log() {
+// download restores the next artifact and verifies it: what arrives is what the
+// winner of the producer made.
+func (k *work) download() {
 	w := k.r.w
-	data := fmt.Sprintf("%s line %d\n", k.ref.Lease, k.logged)
-	sum := sha256.Sum256([]byte(data))
-	seq, off := k.seq+1, k.off
-	stream := store.LogStream{Step: 0, Stream: protocol.Stdout}
-	e := store.LogExtent{
-		Job: k.ref.Job, Epoch: k.ref.Epoch, Seq: seq, LastSeq: seq, Stream: stream, Offset: off, Length: int64(len(data)),
-		Newlines: 1, FirstNL: int64(len(data) - 1), LastNL: int64(len(data) - 1), Digest: base64.RawStdEncoding.EncodeToString(sum[:]),
-	}
-	ref := k.ref
-	c := k.lease(routeLog, fmt.Sprintf("chunk %d", seq), func(n *node, held engine.Held) (any, error) {
-		var length int64
-		err := w.store.Write(w.ctx, func(tx *store.Tx) error {
-			logs, err := tx.LockLogs(w.ctx, []ci.LeaseRef{ref})
-			if err != nil {
-				return err
-			}
-			now, err := tx.Now(w.ctx)
-			if err != nil {
-				return err
-			}
-			current, err := tx.CurrentLeases(w.ctx, []ci.LeaseRef{ref}, now)
-			if err != nil {
-				return err
-			}
-			if !current[ref.Job] || len(logs) == 0 || logs[0].State != store.LogOpen {
-				why, err := tx.WhyRefused(w.ctx, ref, now)
-				if err != nil {
-					return err
-				}
-				return ci.Rejected(why)
-			}
-			l := logs[0]
-			if l.Streams == nil {
-				l.Streams = map[store.LogStream]int64{}
-			}
-			if l.NextSeq > seq { // a repeat
-				length = l.Streams[stream]
-				return nil
-			}
-			l.NextSeq, l.AheadSeq = seq+1, seq+1
-			l.Bytes += e.Length
-			l.Extents++
-			l.Streams[stream] = off + e.Length
-			length = l.Streams[stream]
-			return tx.AppendLogs(w.ctx, []ci.LeaseRef{ref}, []store.Log{l}, []store.LogExtent{e}, w.newID("seg"), e.Length, now)
-		})
-		return length, err
+	want := k.ticket.Restore[k.restore]
+	c := k.lease(routeDownload, want.Name, func(n *node, held engine.Held) (any, error) {
+		return n.files.Download(w.ctx, held, want.ID)
 	})
-	c.truth = func(rep any) { w.mirror.acked(k.ref, rep.(int64)) }
-	k.sent(c, func(any) {
-		k.seq, k.off = seq, off+int64(len(data))
-		k.logged++
+	k.sent(c, func(rep any) {
+		data, _, err := w.blobs.request(w.ctx, "GET", rep.(protocol.SignedURL).URL, nil)
+		if err != nil || int64(len(data)) != want.Size || "sha256:"+hexSum(data) != want.Digest {
+			w.saw(evRestoreAgain)
+			return // asked for again
+		}
+		w.checkRestored(k, want, data)
+		w.saw(evRestored)
+		k.restore++
 	})
+}
+
+// checkRestored requires the bytes of the attempt that won.
+func (w *world) checkRestored(k *work, want protocol.RestoreArtifact, data []byte) {
+	w.read(func(tx *store.Tx) error {
+		a, ok, err := tx.ArtifactSession(w.ctx, k.r.org.id, want.ID)
+		if err != nil || !ok {
+			w.bad("VE-5", "job %s restored artifact %s, which is not there: %v", k.ref.Job, want.ID, err)
+		}
+		maker, _, err := tx.Attempt(w.ctx, a.Job, a.Epoch)
+		if text := artifactText(want.Name, maker.Lease); maker.Winner == 0 || text != string(data) {
+			w.bad("VE-5", "job %s restored %q; attempt %d of %s made %q, winner %d", k.ref.Job, data, a.Epoch, a.Job, text, maker.Winner)
+		}
+		return err
+	})
+}
+
+func artifactText(name string, by ci.LeaseID) string {
+	return fmt.Sprintf("archive of %s by %s", name, by)
 }
 
 // upload uploads the next artifact, and completes when there is none.
@@ -787,7 +782,7 @@ func (k *work) upload() {
 		k.upload()
 		return
 	}
-	data := fmt.Appendf(nil, "archive of %s by %s", p.Name, k.ref.Lease)
+	data := []byte(artifactText(p.Name, k.ref.Lease))
 	sum := sha256.Sum256(data)
 	digest := "sha256:" + hex.EncodeToString(sum[:])
 	part := protocol.ArtifactPart{Number: 1, Size: int64(len(data)), Digest: digest, ETag: k.etag}

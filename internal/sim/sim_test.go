@@ -73,8 +73,8 @@ func (w *world) tooShort() bool {
 // act does the step's one thing.
 func (w *world) act() {
 	r := w.rng
-	w.plan = w.drawFault()
-	defer func() { w.plan = nil }()
+	w.plan, w.storePlan = w.drawFault(), w.drawStoreFault()
+	defer func() { w.plan, w.storePlan = nil, nil }()
 	if w.step == 0 || w.step == 40 {
 		w.submit(w.orgs[0])
 	}
@@ -100,8 +100,12 @@ func (w *world) act() {
 		for range 3 {
 			w.runners[r.IntN(len(w.runners))].think()
 		}
-	case n < 86:
+	case n < 83:
 		w.sweep(w.up(r))
+	case n < 86:
+		w.tend(w.up(r))
+	case n < 87:
+		w.peruse(w.up(r))
 	case n < 92:
 		w.operate()
 	case n < 94 && !w.calm[w.step]:
@@ -259,7 +263,6 @@ func (w *world) heal() {
 		for _, r := range w.runners {
 			if r.drained { // it works again when it opens a new session
 				r.end()
-				r.drained = false
 			}
 			if !r.alive {
 				r.begin(true)
@@ -276,6 +279,7 @@ func (w *world) heal() {
 		for _, n := range w.nodes {
 			w.sweep(n)
 		}
+		w.tend(w.nodes[0])
 		w.follow()
 	}
 }

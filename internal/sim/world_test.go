@@ -15,6 +15,7 @@ import (
 	"forgeci/internal/ci"
 	"forgeci/internal/server/artifact"
 	"forgeci/internal/server/engine"
+	"forgeci/internal/server/logs"
 	"forgeci/internal/server/store"
 	"forgeci/internal/workflow"
 )
@@ -83,6 +84,7 @@ type node struct {
 	index int
 	e     *engine.Engine // nil while it is down
 	files *artifact.Service
+	logs  *logs.Service
 	clock clock // monotonic, of this process
 	yield func(struct{}) bool
 	swept int64
@@ -106,6 +108,7 @@ type world struct {
 	// commits counts transactions that were stored; movedAt and followedAt are its
 	// values when moved was read and when the rows were compared.
 	commits, movedAt, followedAt int
+	stamps                       []int64 // database time of each commit
 
 	step int
 	rng  *rand.Rand // of the step
@@ -113,10 +116,12 @@ type world struct {
 	ids  *rand.ChaCha8
 	sum  hash.Hash
 
-	plan    *fault      // what goes wrong in this step's transactions
-	healing bool        // the second part: nothing goes wrong any more
-	serving *node       // whose call is being executed
-	open    []*inFlight // calls that are being executed, of one node
+	plan *fault // what goes wrong in this step's transactions
+	// storePlan is what goes wrong with this step's use of the object store.
+	storePlan *storeFault
+	healing   bool        // the second part: nothing goes wrong any more
+	serving   *node       // whose call is being executed
+	open      []*inFlight // calls that are being executed, of one node
 
 	orgs    []*org
 	nodes   []*node
@@ -145,9 +150,11 @@ func newWorld(c config) (*world, error) {
 	w.ids = rand.NewChaCha8(key)
 	w.step = -1
 	w.sources()
-	w.db = clock{base: 1_800_000_000_000_000, rate: 1}
+	w.db = clock{base: epochUS, rate: 1}
 	w.fair = w.db
-	w.blobs.now = func() time.Time { return time.UnixMicro(w.dbNow()) }
+	// The object store has a clock of its own.
+	w.blobs.now = func() time.Time { return time.UnixMicro(epochUS + w.now) }
+	w.blobs.fail = w.storeFails
 	w.mirror = newMirror()
 	s, err := store.Open(w.ctx, store.Options{URL: "sqlite::memory:", Now: w.dbNow, Log: quiet(), Fault: w.hook})
 	if err != nil {
@@ -190,6 +197,9 @@ func newWorld(c config) (*world, error) {
 	}
 	return w, w.hire()
 }
+
+// epochUS is when every simulation begins, by the clocks that tell a date.
+const epochUS = 1_800_000_000_000_000
 
 const sourceDigest = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 
@@ -243,6 +253,7 @@ func (w *world) wrong(kind string) { w.kinds[kind]++ }
 func (w *world) hook(p store.Point) error {
 	if p == store.PointCommitted {
 		w.commits++
+		w.stamps = append(w.stamps, w.dbNow())
 	}
 	f := w.plan
 	if f == nil || w.serving == nil || f.point != p {
@@ -325,11 +336,12 @@ func (n *node) start() error {
 		return err
 	}
 	n.e = e
+	n.logs = w.newLogs(n.e.Incarnation(), e.Monotonic, n.gather)
 	n.files = artifact.New(artifact.Config{Store: w.store, Blob: w.blobs, Log: quiet(), Incarnation: e.Incarnation(), IDs: w.idSource()})
 	return nil
 }
 
-func (n *node) stop() { n.e, n.files, n.yield = nil, nil, nil }
+func (n *node) stop() { n.e, n.files, n.logs, n.yield = nil, nil, nil, nil }
 
 // gather parks the call that is being executed when it is one of a batch.
 func (n *node) gather() {
@@ -400,11 +412,15 @@ func (w *world) restart(n *node) {
 
 // read runs fn in a read transaction of the simulation's own.
 func (w *world) read(fn func(*store.Tx) error) {
-	was, plan := w.serving, w.plan
-	w.serving, w.plan = nil, nil
-	err := w.store.Read(w.ctx, fn)
-	w.serving, w.plan = was, plan
-	w.must(err)
+	w.aside(func() { w.must(w.store.Read(w.ctx, fn)) })
+}
+
+// aside runs what the simulation does for itself: nothing goes wrong in it.
+func (w *world) aside(f func()) {
+	was, plan, storePlan := w.serving, w.plan, w.storePlan
+	w.serving, w.plan, w.storePlan = nil, nil, nil
+	defer func() { w.serving, w.plan, w.storePlan = was, plan, storePlan }()
+	f()
 }
 
 func (w *world) traceHash() string { return hex.EncodeToString(w.sum.Sum(nil)) }
