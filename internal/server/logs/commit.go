@@ -190,11 +190,13 @@ func (s *Service) storeGroup(ctx context.Context, group []*request) ([]answer, e
 		c = commitment{limit: s.cfg.Limit, group: group, segment: key, size: size, made: made, late: s.cfg.Monotonic()-began > segmentLife}
 		return c.run(commit, tx)
 	})
+	if c.now != 0 {
+		s.setNow(c.now) // a refusal, too: the estimate may be what was wrong, because the clock has jumped
+	}
 	if err != nil {
 		s.cfg.Log.Warn("log segment not indexed", slog.Any("error", err), slog.Int("requests", len(group)))
 		return nil, away(err)
 	}
-	s.setNow(c.now)
 	if len(c.stored) == 0 && size > 0 {
 		// Nothing refers to it and nothing will; what a failure here leaves is collected.
 		if err := s.cfg.Blob.Delete(ctx, key); err != nil {

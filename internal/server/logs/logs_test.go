@@ -876,6 +876,24 @@ func TestAppendStoresByItselfWhileNothingRuns(t *testing.T) {
 	})
 }
 
+// The database's clock jumps by more than a segment lives: what was dated by the
+// clock before is sent again, once, and then judged as any other.
+func TestAClockJumpRefusesOneSegment(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ref := w.job()
+		w.append(ref, protocol.Chunk{Stream: protocol.Stdout, Sequence: 1, Data: []byte("a")})
+		held := w.held(ref)
+		w.Advance(time.Hour)
+		for i, want := range []ci.Kind{ci.ErrUnavailable, ci.ErrLeaseLost} { // nobody has moved the lease
+			_, err := w.svc.Append(t.Context(), held, []protocol.Chunk{{Stream: protocol.Stdout, Sequence: 2, Offset: 1, Data: []byte("b")}})
+			if !errors.Is(err, want) {
+				t.Errorf("append %d after the jump: %v, want %s", i+1, err, want)
+			}
+		}
+	})
+}
+
 // A read that fails proves nothing: neither a clock that jumps nor a store that
 // was away for an hour makes it the last word about bytes that were acknowledged.
 func TestBytesAreGivenUpOnlyWhenTheStoreKeepsNotHavingThem(t *testing.T) {
