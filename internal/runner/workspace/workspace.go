@@ -8,8 +8,9 @@
 //	attempts/KEY.json    an attempt whose termination is not yet reported
 //	jobs/KEY/            one lease: work, home, tmp, steps
 //
-// What is below jobs is the runner's by the mark above it. KEY is a digest of the lease's tuple and not the tuple itself, since programs
-// put sockets below TMPDIR and the address of a socket has at most 107 bytes.
+// What is below jobs is the runner's by the mark above it. KEY is a digest of the
+// lease's tuple and not the tuple itself, since programs put sockets below TMPDIR
+// and the address of a socket has at most 107 bytes.
 // Anything else below the root is not this package's and is never touched.
 package workspace
 
@@ -146,6 +147,10 @@ func (r *Root) take() error {
 			_ = mark.Close()
 			return ci.Errorf(ci.ErrUnavailable, "make %s in workspace root %s", name, r.path).WithCause(err)
 		}
+	}
+	if jobs, err := r.dir.Open(jobsDir); err == nil {
+		spread(jobs)
+		_ = jobs.Close()
 	}
 	return nil
 }

@@ -659,3 +659,20 @@ func TestAttemptsSurviveTheProcess(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// Where the file system takes the hint, jobs' directories are spread.
+func TestDirectoriesOfJobsAreSpread(t *testing.T) {
+	t.Parallel()
+	probe := filepath.Join(t.TempDir(), "probe")
+	must(t, os.Mkdir(probe, 0o700))
+	if exec.Command("chattr", "+T", probe).Run() != nil {
+		t.Log("no ext4 here, or no chattr: there is no hint to look for")
+		return
+	}
+	r := newRoot(t)
+	out, err := exec.Command("lsattr", "-d", filepath.Join(r.path, jobsDir)).Output()
+	must(t, err)
+	if !strings.Contains(strings.Fields(string(out))[0], "T") {
+		t.Errorf("attributes: %s", out)
+	}
+}
