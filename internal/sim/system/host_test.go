@@ -16,7 +16,7 @@ import (
 
 // The installation's settings.
 const (
-	ttl        = 20 * time.Second
+	ttl        = 10 * time.Second
 	infraMost  = 3
 	retriesMax = 2
 )

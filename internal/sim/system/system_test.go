@@ -52,11 +52,11 @@ name: chain
 defaults: {retry: {max: 2, on: [runner_lost, runner_shutdown, prepare]}}
 jobs:
   - name: make
-    steps: ["out 3000\nsleep 7s\nerr 500\nfile app.bin 30000", "sleep 2s\nout 10"]
+    steps: ["out 3000\nsleep 16s\nerr 500\nfile app.bin 30000", "sleep 2s\nout 10"]
     artifacts: {publish: [{name: app, path: app.bin}]}
   - name: test
     artifacts: {restore: [{from_job: make, name: app, path: got.bin}]}
-    steps: ["find got.bin\nsleep 12s\nout 20000"]
+    steps: ["find got.bin\nsleep 20s\nout 20000"]
   - name: report
     steps: ["out 100"]
 `,
@@ -68,7 +68,7 @@ jobs:
   slow: {steps: ["out 1000\nsleep 25s\nout 1000\nsleep 10s\nerr 2000"]}
   flaky:
     retry: {max: 2, on: [runner_lost]}
-    steps: ["sleep 15s\nout 4000\nexit 3"]
+    steps: ["sleep 25s\nout 4000\nexit 3"]
     allow_failure: true
   last: {needs: [quick, flaky], steps: ["sleep 3s\nout 7"]}
   always: {needs: [slow], if: always(), steps: ["err 70"]}
