@@ -325,7 +325,7 @@ func (c *caller) terminated(refs ...ci.LeaseRef) {
 
 func (c *caller) open() {
 	host := c.hosts[c.runner]
-	req := opening(c.request("o"))
+	req := c.opening(c.request("o"))
 	c.mu.Lock()
 	req.After = host.session
 	c.mu.Unlock()

@@ -22,6 +22,7 @@ type made struct {
 
 func newMade() *made {
 	m := &made{now: start, spec: spec{
+		slots: 2,
 		jobs: []jobSpec{
 			{name: "a", timeout: time.Minute}, {name: "b", timeout: time.Minute}, {name: "c", needs: []int{0, 1}, timeout: time.Minute},
 		},

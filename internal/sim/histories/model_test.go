@@ -18,13 +18,13 @@ const (
 	ttlUS   = int64(ttl / time.Microsecond)
 	grace   = 10 * time.Second
 	budget  = 3 // attempts that infrastructure may end
-	slots   = 2 // of a runner
 	runners = 3
 )
 
 // spec is what does not change in a history.
 type spec struct {
 	jobs    []jobSpec
+	slots   int    // of a runner
 	retries []bool // the retry runs that may be made: whether from failed
 	// ids are those of the run and its retries, "" for what was not made.
 	ids []ci.RunID
@@ -113,14 +113,14 @@ type state struct {
 	sessions [runners]ci.SessionID // the one that has not ended
 	opens    []opened
 	claims   []claimed
-	slots    []slot
+	taken    []slot
 	text     string // of all of it, to compare
 }
 
 func (s *state) clone() *state {
 	c := &state{
 		runs: slices.Clone(s.runs), sessions: s.sessions,
-		opens: slices.Clip(s.opens), claims: slices.Clip(s.claims), slots: slices.Clone(s.slots),
+		opens: slices.Clip(s.opens), claims: slices.Clip(s.claims), taken: slices.Clone(s.taken),
 	}
 	for i := range c.runs {
 		c.runs[i].jobs = slices.Clone(c.runs[i].jobs)
@@ -132,7 +132,7 @@ func (s *state) clone() *state {
 }
 
 func (s *state) seal() *state {
-	s.text = fmt.Sprintf("%v %v %v %v %v", s.runs, s.sessions, s.opens, s.claims, s.slots)
+	s.text = fmt.Sprintf("%v %v %v %v %v", s.runs, s.sessions, s.opens, s.claims, s.taken)
 	return s
 }
 
@@ -147,8 +147,8 @@ func (sp *spec) model() porcupine.Model {
 			s, i, o := was.(*state), in.(input), out.(output) //nolint:forcetypeassert // the recorder makes them
 			t := &turn{spec: sp, state: s.clone(), in: i, out: o}
 			ok := t.step()
-			if ok && len(t.slots) > 1 {
-				slices.SortFunc(t.slots, func(a, b slot) int {
+			if ok && len(t.taken) > 1 {
+				slices.SortFunc(t.taken, func(a, b slot) int {
 					if a.at != b.at {
 						return (a.at.run-b.at.run)*100 + a.at.job - b.at.job
 					}
@@ -194,10 +194,10 @@ func (t *turn) begin(n int, pinned []bool) {
 	t.advance(n)
 }
 
-// taken reports whether an attempt of the run's job may still run; job -1 means
+// occupied reports whether an attempt of the run's job may still run; job -1 means
 // any of them.
-func (t *turn) taken(run, job int) bool {
-	return slices.ContainsFunc(t.slots, func(s slot) bool { return s.at.run == run && (job < 0 || s.at.job == job) })
+func (t *turn) occupied(run, job int) bool {
+	return slices.ContainsFunc(t.taken, func(s slot) bool { return s.at.run == run && (job < 0 || s.at.job == job) })
 }
 
 // settle concludes what of cancelled runs waited for proof that nothing of it runs.
@@ -208,7 +208,7 @@ func (t *turn) settle() {
 			continue
 		}
 		for i := range r.jobs {
-			if j := &r.jobs[i]; j.state == ci.StateCancelling && !j.held && !t.taken(n, i) {
+			if j := &r.jobs[i]; j.state == ci.StateCancelling && !j.held && !t.occupied(n, i) {
 				j.conclude(ci.ConclusionCancelled, ci.ReasonUser)
 			}
 		}
@@ -240,7 +240,7 @@ func (t *turn) advance(n int) {
 		late = late || j.conclusion == ci.ConclusionTimedOut && !t.jobs[i].allow
 	}
 	switch {
-	case r.state == ci.StateCancelling && t.taken(n, -1):
+	case r.state == ci.StateCancelling && t.occupied(n, -1):
 		return
 	case r.state == ci.StateCancelling:
 		r.conclusion, r.reason = ci.ConclusionCancelled, ci.ReasonUser
@@ -324,9 +324,9 @@ func (j *job) failed(sp jobSpec, c ci.Conclusion, reason ci.Reason, exit int, at
 
 // release frees the slot of an attempt; it reports whether it was taken.
 func (t *turn) release(at place, epoch int64) bool {
-	n := len(t.slots)
-	t.slots = slices.DeleteFunc(t.slots, func(s slot) bool { return s.at == at && s.epoch == epoch })
-	return len(t.slots) < n
+	n := len(t.taken)
+	t.taken = slices.DeleteFunc(t.taken, func(s slot) bool { return s.at == at && s.epoch == epoch })
+	return len(t.taken) < n
 }
 
 // drop ends the job's lease.

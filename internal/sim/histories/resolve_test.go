@@ -65,7 +65,7 @@ func (c *caller) work(n int) error {
 		for i, host := range c.hosts {
 			c.runner = i
 			c.terminated(host.refs...)
-			for range slots {
+			for range c.slots {
 				before := len(host.refs)
 				c.claim(false)
 				if len(host.refs) == before {

@@ -295,12 +295,12 @@ func (t *turn) claim() bool {
 	}
 	at, ok := t.own(j.last)
 	taken := 0
-	for _, s := range t.slots {
+	for _, s := range t.taken {
 		if s.runner == t.in.runner {
 			taken++
 		}
 	}
-	if !ok || j.state != ci.StateReady || ref.Epoch != j.epoch+1 || j.due.lo > at.hi || taken >= slots {
+	if !ok || j.state != ci.StateReady || ref.Epoch != j.epoch+1 || j.due.lo > at.hi || taken >= t.slots {
 		return false
 	}
 	j.state, j.phase, j.epoch, j.reported, j.last = ci.StateRunning, ci.PhaseClaimed, ref.Epoch, false, at.lo
@@ -309,7 +309,7 @@ func (t *turn) claim() bool {
 		r.state = ci.StateRunning
 	}
 	t.claims = append(t.claims, claimed{t.in.session, t.in.request, ref})
-	t.slots = append(t.slots, slot{t.in.runner, where, ref.Epoch})
+	t.taken = append(t.taken, slot{t.in.runner, where, ref.Epoch})
 	return true
 }
 
@@ -456,7 +456,7 @@ func (t *turn) open() bool {
 		for i := range t.runs[n].jobs {
 			at, r, j := place{n, i}, &t.runs[n], &t.runs[n].jobs[i]
 			mine := j.held && j.lease.runner == t.in.runner
-			t.slots = slices.DeleteFunc(t.slots, func(s slot) bool {
+			t.taken = slices.DeleteFunc(t.taken, func(s slot) bool {
 				mine = mine || s.runner == t.in.runner && s.at == at && s.epoch == j.epoch
 				return s.runner == t.in.runner && s.at == at
 			})
@@ -542,7 +542,7 @@ func (t *turn) cancel() bool {
 		switch j := &r.jobs[i]; {
 		case j.state == ci.StateRunning:
 			j.state, j.lease.cancel = ci.StateCancelling, true
-		case j.state == ci.StateReady && t.taken(t.in.run, i): // a lost attempt of it may still run
+		case j.state == ci.StateReady && t.occupied(t.in.run, i): // a lost attempt of it may still run
 			j.state = ci.StateCancelling
 		case j.state != ci.StateFinished:
 			j.conclude(ci.ConclusionCancelled, ci.ReasonUser)

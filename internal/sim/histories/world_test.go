@@ -190,7 +190,7 @@ func (w *world) newHistory(seed uint64) (*history, error) {
 			return h, err
 		}
 		h.hosts[i] = &host{who: engine.Identity{Runner: id, Org: h.org}}
-		opened, err := h.nodes[i%2].e.OpenSession(w.ctx, h.hosts[i].who, opening("first"))
+		opened, err := h.nodes[i%2].e.OpenSession(w.ctx, h.hosts[i].who, h.opening("first"))
 		if err != nil {
 			return h, err
 		}
@@ -214,9 +214,9 @@ func (w *world) newHistory(seed uint64) (*history, error) {
 	return h, nil
 }
 
-func opening(request string) protocol.OpenSession {
+func (sp *spec) opening(request string) protocol.OpenSession {
 	return protocol.OpenSession{
-		RequestID: request, Protocol: protocol.Version, Slots: slots, Swept: true,
+		RequestID: request, Protocol: protocol.Version, Slots: sp.slots, Swept: true,
 		Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}},
 	}
 }
@@ -224,7 +224,7 @@ func opening(request string) protocol.OpenSession {
 // drawSpec draws a small workflow: one job, two siblings with one behind them, or
 // a chain.
 func drawSpec(rng *rand.Rand) *spec {
-	sp := &spec{where: map[ci.JobID]place{}, retries: []bool{rng.IntN(2) == 0, rng.IntN(2) == 0}}
+	sp := &spec{where: map[ci.JobID]place{}, slots: 1 + rng.IntN(2), retries: []bool{rng.IntN(2) == 0, rng.IntN(2) == 0}}
 	sp.ids = make([]ci.RunID, 3)
 	shape := [][][]int{{nil, nil, {0, 1}}, {nil, nil, {0, 1}}, {nil, {0}}, {nil, nil}, {nil}}[rng.IntN(5)]
 	policies := []*ci.RetryPolicy{
