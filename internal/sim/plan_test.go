@@ -92,7 +92,7 @@ func randomPlan(r *rand.Rand) ci.Plan {
 			spec.Publish = []ci.ArtifactPublish{{Name: "out", Paths: []string{"out/**"}, Optional: r.IntN(3) == 0}}
 		}
 		for _, need := range spec.Needs {
-			if r.IntN(3) == 0 {
+			if r.IntN(3) > 0 {
 				for _, j := range plan.Jobs {
 					if j.Key == need && len(j.Publish) > 0 {
 						spec.Restore = append(spec.Restore, ci.ArtifactRestore{FromJob: j.Name, Name: "out", Path: "in"})

@@ -141,7 +141,7 @@ func faultKinds() []string {
 	return append([]string{
 		"crash", "crash before commit", "crash behind commit", "deadlock", "failed, not stored", "failed, but stored",
 		"lock wait", "overtaken", "read failed", "request lost", "reply lost", "duplicate", "lie",
-		"runner crash", "runner restart", "runner paused or resumed", "runner drains", "node stopped or started",
+		"runner crash", "runner crash while it opens a session", "runner restart", "runner paused or resumed", "runner drains", "node stopped or started",
 		"the database's clock jumps", "the database's clock is set a little", "the database's clock changes its rate", "time passes",
 	}, storeFaults()...)
 }
@@ -234,7 +234,7 @@ func (w *world) sawEnd(a store.Audit) {
 		} else {
 			w.saw(evBudget)
 		}
-	case "attempt_ended":
+	case "attempt_ended", "requeued":
 		w.sawReason(a.Detail)
 	}
 }

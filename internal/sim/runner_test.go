@@ -456,6 +456,16 @@ func (r *runner) end() {
 	r.opening, r.beating, r.saying, r.draining, r.leaving, r.claiming = false, false, false, false, false, 0
 }
 
+// sentIsLate puts what the process has sent on a slow way: it arrives when the
+// next life has its session.
+func (r *runner) sentIsLate(is func() bool) {
+	for _, c := range r.w.net {
+		if c.from == r && c.life == r.life && is() {
+			c.late = true
+		}
+	}
+}
+
 // begin starts the process again. clean: it kills what it finds of its earlier lives.
 func (r *runner) begin(clean bool) {
 	r.alive = true

@@ -151,20 +151,25 @@ func (w *world) disturb() {
 		w.tell("fault: %s (%s, node %d)", kind, rn.name, n.index)
 		f()
 	}
-	switch k := r.IntN(23); {
+	opening := slices.DeleteFunc(slices.Clone(w.runners), func(r *runner) bool { return !r.alive || !r.opening })
+	switch k := r.IntN(24); {
 	case k < 3 && rn.alive:
 		fault("runner crash", func() {
-			for _, c := range w.net { // what it sent is still on its way
-				if c.from == rn && c.life == rn.life && r.IntN(2) == 0 {
-					c.late = true
-				}
-			}
+			rn.sentIsLate(func() bool { return r.IntN(2) == 0 })
 			rn.end()
 			if r.IntN(3) == 0 { // the host went down with it
 				for _, b := range rn.left {
 					b.alive = false
 				}
 			}
+		})
+	case (k == 23 || k == 3) && len(opening) > 0: // a supervisor starts it again at once
+		rn = opening[r.IntN(len(opening))]
+		fault("runner crash while it opens a session", func() {
+			rn.sentIsLate(func() bool { return true })
+			rn.end()
+			rn.begin(r.IntN(3) > 0)
+			rn.think()
 		})
 	case k < 8 && !rn.alive:
 		fault("runner restart", func() { rn.begin(r.IntN(3) > 0) })
