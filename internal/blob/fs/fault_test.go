@@ -444,3 +444,21 @@ func BenchmarkPutNewSmall(b *testing.B) {
 		}
 	})
 }
+
+func TestTemporaryDirectoriesDoNotAddUp(t *testing.T) {
+	t.Parallel()
+	s, err := Open(t.TempDir(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i := range 5 * filesMost {
+		if err := put(t, s, fmt.Sprintf("k/%d", i), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dirs, err := filepath.Glob(filepath.Join(s.tmp, "*"))
+	if err != nil || len(dirs) == 0 || len(dirs) > 3 {
+		t.Errorf("%d directories: %v, %v", len(dirs), dirs, err)
+	}
+}

@@ -9,7 +9,7 @@
 //	objects/<key>~         an object; "~" cannot occur in a key
 //	uploads/<id>/meta      an open multipart upload and its parts
 //	uploads/<id>/<number>
-//	tmp/<process>/         files being written, locked while their process lives
+//	tmp/<process>/<n>/     files being written, locked while their process lives
 //
 // Several processes of one machine may share the directory.
 package fs
@@ -104,6 +104,7 @@ func Open(dir string, opt Options) (*Store, error) {
 	if err := s.claimTmp(); err != nil {
 		return nil, err
 	}
+	spread(s.tmp)
 	s.sweep()
 	return s, nil
 }

@@ -59,8 +59,7 @@ const bufferSize = 128 << 10
 // spool writes a new file of this content under tmp, synced, and returns its
 // path. After any error the file is gone.
 func (s *Store) spool(ctx context.Context, r io.Reader, size int64, sum [32]byte) (string, error) {
-	path := filepath.Join(s.tmp, strconv.FormatInt(s.counter.Add(1), 36))
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, path, err := s.newFile()
 	if err != nil {
 		return "", diskError("make temporary file", err)
 	}
@@ -75,6 +74,25 @@ func (s *Store) spool(ctx context.Context, r io.Reader, size int64, sum [32]byte
 		return "", err
 	}
 	return path, nil
+}
+
+// filesMost is how many files have one directory below tmp (spread).
+const filesMost = 256
+
+// newFile makes a temporary file.
+func (s *Store) newFile() (*os.File, string, error) {
+	n := s.counter.Add(1)
+	dir := filepath.Join(s.tmp, strconv.FormatInt(n/filesMost, 36))
+	path := filepath.Join(dir, strconv.FormatInt(n, 36))
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		// The one before the last is empty by now, or is removed with all of them.
+		_ = os.Remove(filepath.Join(s.tmp, strconv.FormatInt(n/filesMost-2, 36)))
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		}
+	}
+	return f, path, err
 }
 
 // fill writes an object's header and content to a file and syncs it.
