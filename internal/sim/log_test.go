@@ -3,8 +3,10 @@ package sim
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -353,24 +355,45 @@ func (w *world) collectAll() {
 		w.pass(30 * 3600 * second)
 		for {
 			sealed, err := n.logs.SealEnded(w.ctx)
-			w.must(err)
+			if err != nil {
+				w.bad("I4 log bytes", "a log cannot be sealed: %v", err)
+			}
 			if sealed == 0 {
 				break
 			}
 		}
-		w.must(n.logs.Collect(w.ctx))
-		w.must(n.files.Collect(w.ctx))
+		if err := errors.Join(n.logs.Collect(w.ctx), n.files.Collect(w.ctx)); err != nil {
+			w.bad("nothing is left over", "%v", err)
+		}
 	}
 	w.follow()
 	w.checkSealedLogs()
 	w.checkLogs(0)
+	w.checkLeftOver()
+}
+
+// checkLeftOver requires that every object is one that a row names.
+func (w *world) checkLeftOver() {
+	named := map[string]bool{}
 	w.read(func(tx *store.Tx) error {
-		for key := range w.blobs.objects {
-			if strings.HasPrefix(key, "logs/segments/") {
-				w.bad("nothing is left over", "segment %s", key)
+		for _, l := range w.mirror.logOrder {
+			row, _, err := tx.Log(w.ctx, l.org, l.key)
+			if err != nil {
+				return err
+			}
+			named[row.ArchiveKey] = true
+		}
+		keys := slices.Sorted(maps.Keys(w.blobs.objects))
+		rows, err := tx.ArtifactsByKey(w.ctx, keys)
+		for key, a := range rows {
+			named[key] = a.State == store.ArtifactSealed
+		}
+		for _, key := range keys {
+			if !named[key] {
+				w.bad("nothing is left over", "object %s", key)
 			}
 		}
-		return nil
+		return err
 	})
 	if n := len(w.blobs.uploads); n > 0 {
 		w.bad("nothing is left over", "%d uploads", n)
