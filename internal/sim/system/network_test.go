@@ -190,7 +190,7 @@ func (n *network) carry(l *link, from, to net.Conn, most int) {
 			return
 		}
 		if l.plan.late > 0 {
-			time.Sleep(n.upTo(l.plan.late))
+			pass(n.upTo(l.plan.late))
 		}
 		if most >= 0 {
 			if most -= k; most < 0 {

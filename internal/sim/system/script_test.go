@@ -144,10 +144,10 @@ func (b *box) play(ctx context.Context, step executor.Step) (executor.Result, er
 		default:
 			err = fmt.Errorf("no such command: %s", line)
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil { // whatever it met then
 			// It does not listen to SIGTERM.
-			time.Sleep(executor.Grace(ctx, b.job.Grace))
-			return executor.Result{ExitCode: 137, Signal: "SIGKILL"}, nil
+			pass(executor.Grace(ctx, b.job.Grace))
+			return executor.Result{ExitCode: 137, Signal: "SIGKILL"}, nil //nolint:nilerr // a step that was ended has no error of its own
 		}
 		if err != nil {
 			return executor.Result{}, err

@@ -213,7 +213,7 @@ func (w *world) play() {
 	w.submit("chain.yaml")
 	w.submit("siblings.yaml")
 	for time.Since(w.began) < setting[time.Duration]("storm") {
-		time.Sleep(time.Duration(w.rng.Int64N(int64(9 * time.Second))))
+		pass(time.Duration(w.rng.Int64N(int64(9 * time.Second))))
 		w.disturb()
 	}
 	w.later.Wait()
@@ -263,13 +263,16 @@ func (w *world) submit(file string) {
 	w.tell("submitted %s: %s", file, id)
 }
 
+// pass lets virtual time pass.
+func pass(d time.Duration) { <-time.After(d) }
+
 // insist makes a call of people again until it is answered.
 func (w *world) insist(call func(context.Context) error) {
 	for {
 		err := call(context.Background())
 		switch ci.KindOf(err) {
 		case ci.ErrUnavailable, ci.ErrRateLimited:
-			time.Sleep(2 * time.Second)
+			pass(2 * time.Second)
 			continue
 		case ci.ErrConflict: // it has finished, or not yet
 		default:
@@ -295,25 +298,25 @@ func (w *world) disturb() {
 		w.tell("%s is cut off for %s, how: %d", machine, long, how)
 		w.net.cutOff(machine, how)
 		if r.IntN(3) > 0 {
-			time.Sleep(long)
+			pass(long)
 			w.tell("%s is joined again", machine)
 			w.net.cutOff(machine, 0)
 			return
 		}
 		w.later.Go(func() {
-			time.Sleep(long)
+			pass(long)
 			w.tell("%s is joined again", machine)
 			w.net.cutOff(machine, 0)
 		})
 	case k < 9:
 		w.net.fault("server restarted")
 		w.halt(r.IntN(2) == 0)
-		time.Sleep([]time.Duration{0, time.Second, 5 * time.Second, 12 * time.Second, 45 * time.Second}[r.IntN(5)])
+		pass([]time.Duration{0, time.Second, 5 * time.Second, 12 * time.Second, 45 * time.Second}[r.IntN(5)])
 		w.serve()
 	case k < 12:
 		w.net.fault("runner restarted")
 		h.stop(r.IntN(2) == 0)
-		time.Sleep([]time.Duration{0, time.Second, 10 * time.Second, 30 * time.Second}[r.IntN(4)])
+		pass([]time.Duration{0, time.Second, 10 * time.Second, 30 * time.Second}[r.IntN(4)])
 		h.start()
 	case k < 15 && len(w.runs) < 7:
 		files := []string{"chain.yaml", "siblings.yaml", "late.yaml"}
@@ -341,7 +344,7 @@ func (w *world) disturb() {
 // settle waits until every run has ended and no slot is taken.
 func (w *world) settle() bool {
 	for range int(patience / (5 * time.Second)) {
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		over := true
 		for _, id := range w.runs {
 			run, err := w.people.Run(context.Background(), id)
