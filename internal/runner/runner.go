@@ -222,11 +222,7 @@ func (r *Runner) sweep(ctx context.Context) error {
 		r.ended(ended...)
 	}
 	// Nothing of any earlier attempt is left: all that are recorded have ended.
-	attempts, err := r.cfg.Workspaces.Attempts()
-	if err != nil {
-		return err
-	}
-	for _, a := range attempts {
+	for _, a := range r.cfg.Workspaces.Attempts() {
 		r.ended(protocol.AttemptRef{Job: a.Lease.Job, Epoch: a.Lease.Epoch})
 		r.records = append(r.records, a.Lease)
 	}

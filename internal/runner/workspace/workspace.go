@@ -5,7 +5,7 @@
 // The layout, below a root that this package has made or found empty:
 //
 //	.forgeci-workspace   the mark of ownership, and the lock against a second runner
-//	attempts/KEY.json    an attempt whose termination is not yet reported
+//	attempts             the attempts whose termination is not yet reported
 //	jobs/KEY/            one lease: work, home, tmp, steps
 //
 // What is below jobs is the runner's by the mark above it. KEY is a digest of the
@@ -32,9 +32,9 @@ import (
 
 // Names below the root.
 const (
-	markFile    = ".forgeci-workspace"
-	attemptsDir = "attempts"
-	jobsDir     = "jobs"
+	markFile     = ".forgeci-workspace"
+	attemptsFile = "attempts"
+	jobsDir      = "jobs"
 )
 
 // markText begins the mark's file; the process ID of the runner follows.
@@ -46,6 +46,8 @@ type Root struct {
 	dir  *os.Root
 	mark *os.File // locked
 	log  *slog.Logger
+
+	journal *journal
 
 	mu   sync.Mutex
 	open map[string]bool // keys of jobs in use by this process
@@ -138,15 +140,17 @@ func (r *Root) take() error {
 		return err
 	}
 	r.mark = mark
-	for _, name := range []string{attemptsDir, jobsDir} {
-		err := r.dir.Mkdir(name, 0o711)
-		if err == nil {
-			err = r.dir.Chmod(name, 0o711)
-		}
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			_ = mark.Close()
-			return ci.Errorf(ci.ErrUnavailable, "make %s in workspace root %s", name, r.path).WithCause(err)
-		}
+	err = r.dir.Mkdir(jobsDir, 0o711)
+	if err == nil {
+		err = r.dir.Chmod(jobsDir, 0o711)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		_ = mark.Close()
+		return ci.Errorf(ci.ErrUnavailable, "make %s in workspace root %s", jobsDir, r.path).WithCause(err)
+	}
+	if r.journal, err = openJournal(r); err != nil {
+		_ = mark.Close()
+		return err
 	}
 	if jobs, err := r.dir.Open(jobsDir); err == nil {
 		spread(jobs)
@@ -187,6 +191,11 @@ func (r *Root) lock(mark *os.File) error {
 
 // Close gives the root back. Directories of open jobs stay.
 func (r *Root) Close() error {
+	r.journal.mu.Lock()
+	defer r.journal.mu.Unlock()
+	if r.journal.file != nil {
+		r.journal.drop()
+	}
 	return errors.Join(r.mark.Close(), r.dir.Close())
 }
 

@@ -5,6 +5,7 @@ package workspace
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -601,10 +602,11 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 // ATTACKS S42: what is under the root's own names cannot lead the removal away.
 func TestSweepDoesNotFollowItsOwnDirectories(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{jobsDir, attemptsDir} {
+	for _, name := range []string{jobsDir, attemptsFile} {
 		root := filepath.Join(t.TempDir(), "work")
 		r, err := Open(root, logger(t))
 		must(t, err)
+		must(t, r.Begin(Attempt{Lease: lease(1)}))
 		must(t, r.Close())
 		outside := t.TempDir()
 		must(t, os.MkdirAll(filepath.Join(outside, "abcdefghijkl", "work"), 0o755))
@@ -614,9 +616,6 @@ func TestSweepDoesNotFollowItsOwnDirectories(t *testing.T) {
 		r, err = Open(root, logger(t))
 		if err == nil {
 			err = r.Sweep(t.Context())
-			if err == nil {
-				_, err = r.Attempts()
-			}
 			_ = r.Close()
 		}
 		if err == nil {
@@ -644,20 +643,53 @@ func TestAttemptsSurviveTheProcess(t *testing.T) {
 	must(t, r.Close())
 
 	// What a crash in the middle of Begin leaves, and what Begin cannot have made.
-	dir := filepath.Join(root, attemptsDir)
-	must(t, os.WriteFile(filepath.Join(dir, "."+key(lease(5))+".json"), []byte("{\"lea"), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("{}"), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, key(lease(6))+".json"), []byte("{"), 0o600))
+	f, err := os.OpenFile(filepath.Join(root, attemptsFile), os.O_WRONLY|os.O_APPEND, 0)
+	must(t, err)
+	_, err = f.WriteString("notes\n{}\n\x00\x00\n{\"begin\":{\"lea")
+	must(t, errors.Join(err, f.Close()))
 
 	r, err = Open(root, logger(t))
 	must(t, err)
 	defer r.Close()
 	must(t, r.Sweep(t.Context())) // is no report of termination
-	got, err := r.Attempts()
-	must(t, err)
+	got := r.Attempts()
 	if len(got) != 2 || got[0].Lease != lease(2) || got[1].Lease != lease(1) || !got[1].Started.Equal(at.Add(-time.Second)) {
 		t.Errorf("%+v", got)
 	}
+}
+
+// A busy runner's record stays short, and what it says stays true when the disk
+// refuses for a while.
+func TestTheRecordOfAttemptsIsWrittenAnew(t *testing.T) {
+	t.Parallel()
+	root := filepath.Join(t.TempDir(), "work")
+	r, err := Open(root, logger(t))
+	must(t, err)
+	must(t, r.Begin(Attempt{Lease: lease(1)}))
+	for i := range 2 * journalLines {
+		must(t, r.Begin(Attempt{Lease: lease(2 + i)}))
+		must(t, r.End(lease(2+i)))
+	}
+	b, err := os.ReadFile(filepath.Join(root, attemptsFile))
+	must(t, err)
+	if n := bytes.Count(b, []byte("\n")); n > journalLines+1 {
+		t.Errorf("%d lines", n)
+	}
+	must(t, r.journal.file.Close()) // every write fails from now on
+	if err := r.Begin(Attempt{Lease: lease(3)}); ci.KindOf(err) != ci.ErrUnavailable {
+		t.Errorf("an attempt that cannot be recorded is begun: %v", err)
+	}
+	must(t, r.Begin(Attempt{Lease: lease(4)}))
+	must(t, r.End(lease(1)))
+	for range 2 {
+		if got := r.Attempts(); len(got) != 1 || got[0].Lease != lease(4) {
+			t.Errorf("%+v", got)
+		}
+		must(t, r.Close())
+		r, err = Open(root, logger(t))
+		must(t, err)
+	}
+	must(t, r.Close())
 }
 
 // Where the file system takes the hint, jobs' directories are spread.
