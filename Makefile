@@ -71,8 +71,8 @@ spec: ## check the models of the protocol; the last line is one JSON object
 	@./scripts/test-deps.sh spin gcc
 	@$(GO) run ./internal/testkit/cmd/spec $(if $(ONLY),-only $(ONLY))
 
-fuzz: ## fuzz each target for FUZZTIME (10s)
-	@GO="$(GO)" ./scripts/fuzz.sh $(FUZZTIME)
+fuzz: ## fuzz each target for FUZZTIME (10s); the last line is one JSON object; ONLY=Token narrows it
+	@$(GO) run ./internal/testkit/cmd/fuzz -time $(FUZZTIME) $(if $(ONLY),-only $(ONLY)) $(PKG)
 
 ci: ## what CI runs
 	@./.ci/run

@@ -99,7 +99,10 @@ func errorFrom(resp *http.Response, body []byte) *ci.Error {
 		if kind, ok := strings.CutPrefix(p.Type, problemType); ok && kind != "" {
 			e := &ci.Error{
 				Kind: ci.Kind(kind), Reject: p.Reject, Detail: p.Detail, Fields: p.Errors,
-				RetryAfter: max(time.Duration(p.RetryAfter)*time.Second, retryAfter(resp.Header)),
+				RetryAfter: max(seconds(p.RetryAfter), retryAfter(resp.Header)),
+			}
+			if Status(e.Kind) == http.StatusInternalServerError && e.Kind != ci.ErrInternal {
+				e.Kind = kindOfStatus(resp.StatusCode) // a kind of a later version
 			}
 			if e.Kind == ci.ErrInternal && p.Instance != "" {
 				e.Detail += " (request " + p.Instance + ")"
@@ -145,8 +148,11 @@ func kindOfStatus(status int) ci.Kind {
 // retryAfter reads the header in its form of seconds, bounded to an hour.
 func retryAfter(h http.Header) time.Duration {
 	n, err := strconv.Atoi(h.Get("Retry-After"))
-	if err != nil || n < 0 {
+	if err != nil {
 		return 0
 	}
-	return min(time.Duration(n), 3600) * time.Second
+	return seconds(n)
 }
+
+// seconds bounds what another program asks to wait: at most an hour.
+func seconds(n int) time.Duration { return time.Duration(min(max(n, 0), 3600)) * time.Second }

@@ -42,7 +42,7 @@ const (
 
 // stage is one server over one real database, with a leased job and its neighbours.
 type stage struct {
-	t      *testing.T
+	t      testing.TB
 	ctx    context.Context
 	now    atomic.Int64
 	mono   atomic.Int64
@@ -61,7 +61,7 @@ type stage struct {
 	n                       int
 }
 
-func newStage(t *testing.T, url string, routes func(*API) []Route) *stage {
+func newStage(t testing.TB, url string, routes func(*API) []Route) *stage {
 	t.Helper()
 	s := &stage{t: t, ctx: t.Context(), tokens: map[string]string{}, ids: map[string]engine.Identity{}, sessions: map[string]ci.SessionID{}}
 	s.now.Store(time.Now().UnixMicro())

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestReadCountsTheLastLineOfProgress(t *testing.T) {
+	t.Parallel()
+	r := read(`fuzz: elapsed: 0s, gathering baseline coverage: 0/16 completed
+fuzz: elapsed: 3s, execs: 100 (33/sec), new interesting: 1 (total: 17)
+fuzz: elapsed: 6s, execs: 12345 (4081/sec), new interesting: 7 (total: 23)
+PASS
+`)
+	if r.executions != 12345 || r.interesting != 7 || r.input != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A target that fails is named with the input that fails it, one without a
+// committed corpus is refused, and the others are run all the same.
+func TestAFailureNamesItsTargetAndItsInput(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module m\n\ngo 1.26\n",
+		"m_test.go": `package m
+import "testing"
+func FuzzGood(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) {}) }
+func FuzzBad(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) { if len(b) > 3 { t.Fatal("too long") } }) }
+func FuzzBare(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) {}) }
+func FuzzKnown(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) { if string(b) == "known" { t.Fatal("known") } }) }
+`,
+		"testdata/fuzz/FuzzGood/a":      "go test fuzz v1\n[]byte(\"a\")\n",
+		"testdata/fuzz/FuzzBad/a":       "go test fuzz v1\n[]byte(\"a\")\n",
+		"testdata/fuzz/FuzzKnown/known": "go test fuzz v1\n[]byte(\"known\")\n",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	var out strings.Builder
+	s, err := run(t.Context(), &out, 2*time.Second, "", []string{"."})
+	if err == nil || s.Targets != 4 || s.Failures != 3 || s.Seeds != 3 || s.Executions == 0 {
+		t.Errorf("%+v, %v\n%s", s, err, out.String())
+	}
+	text := err.Error()
+	for _, want := range []string{"m FuzzBad: fails on " + filepath.Join(dir, "testdata/fuzz/FuzzBad/"), "m FuzzBare: no committed corpus", "testdata/fuzz/FuzzKnown/known"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q does not say %q", text, want)
+		}
+	}
+	if strings.Contains(text, "FuzzGood") || !strings.Contains(out.String(), "ok    m FuzzGood: 1 seeds") {
+		t.Errorf("the good target: %s\n%s", text, out.String())
+	}
+}
