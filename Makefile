@@ -11,7 +11,7 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim spec mutants chaos histories fuzz ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim spec mutants chaos histories fuzz pages ci deps
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ spec: ## check the models of the protocol; the last line is one JSON object
 
 fuzz: ## fuzz each target for FUZZTIME (10s); the last line is one JSON object; ONLY=Token narrows it
 	@$(GO) run ./internal/testkit/cmd/fuzz -time $(FUZZTIME) $(if $(ONLY),-only $(ONLY)) $(PKG)
+
+pages: ## show every page with sample data at http://127.0.0.1:8301/
+	@$(GO) run ./internal/testkit/cmd/pages
 
 ci: ## what CI runs
 	@./.ci/run

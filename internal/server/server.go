@@ -196,7 +196,7 @@ func (s *Server) handler(rest *api.API, site *web.Site, blobs http.Handler) http
 		mux.Handle("/v1/blobs", blobs)
 	}
 	for _, r := range site.Routes() {
-		mux.Handle(r.Method+" "+r.Pattern, r.Handler)
+		mux.Handle(r.Mux(), r.Handler)
 	}
 	return front(s.cfg.Log, mux)
 }

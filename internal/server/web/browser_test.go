@@ -69,7 +69,7 @@ func TestBrowser(t *testing.T) {
 // accessibility checks every page with axe-core in the light theme, and in the
 // dark theme the pages that between them use every colour.
 func accessibility(t *testing.T, b *testkit.Browser) {
-	dark := []string{"overview", "run-failed", "run-running", "job-failed", "job-colours", "runners", "deadletters", "signin"}
+	dark := []string{"overview", "run-failed", "run-warnings", "run-cancelling", "no-page", "run-running", "job-failed", "job-colours", "runners", "deadletters", "signin"}
 	for _, p := range storybook.Pages() {
 		if p.Name == "run-large" {
 			continue

@@ -11,9 +11,11 @@ type runnerRow struct {
 	protocol.Runner
 	// Squares is one entry per slot and per job beyond the slots: the key of how it
 	// stands (free, busy, quarantined).
-	Squares  []slot
-	CanDrain bool
-	CanFence bool
+	Squares []slot
+	// Look is the key of shape and colour, Word what the runner is good for.
+	Look, Word string
+	CanDrain   bool
+	CanFence   bool
 }
 
 type slot struct {
@@ -54,7 +56,16 @@ func (s *Site) runnerList(q *request) error {
 func newRunnerRow(r protocol.Runner) runnerRow {
 	row := runnerRow{
 		Runner: r, CanDrain: r.Status == "online",
-		CanFence: r.Status != "fenced" && (r.Status != "online" || r.Quarantined > 0),
+		CanFence: r.Status != "fenced" && (r.Status != "online" || r.Quarantined > 0 || r.Silent != nil),
+		Look:     r.Status, Word: r.Status,
+	}
+	if r.Silent != nil {
+		row.Word = "silent for " + duration(r.Silent.Std())
+		if r.Status == "online" {
+			row.Look = "silent"
+		} else {
+			row.Word = r.Status + ", " + row.Word
+		}
 	}
 	for i := range r.Running {
 		key := "busy"

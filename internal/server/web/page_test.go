@@ -202,7 +202,7 @@ func TestSignInSetsACookieThatNoScriptReads(t *testing.T) {
 		site := web.New(web.Config{Reader: book, Actions: book, Auth: book, Log: logger(t), Now: storybook.Now, Secure: c.secure})
 		mux := http.NewServeMux()
 		for _, r := range site.Routes() {
-			mux.Handle(r.Method+" "+r.Pattern, r.Handler)
+			mux.Handle(r.Mux(), r.Handler)
 		}
 		w := post(t, mux, "/signin", url.Values{"token": {storybook.Token}, "next": {"/runs?status=failed"}})
 		if w.Code != http.StatusSeeOther || w.Header().Get("Location") != "/runs?status=failed" {

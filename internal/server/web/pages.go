@@ -89,6 +89,7 @@ func functions(a *assets, clock *timed) template.FuncMap {
 		"asset":       a.URL,
 		"status":      statusOf,
 		"runStatus":   runStatus,
+		"jobCounts":   jobCounts,
 		"countStatus": countStatus,
 		"reason":      reasonText,
 		"size":        size,

@@ -123,7 +123,7 @@ func newRunPage(run protocol.Run, now time.Time) runPage {
 }
 
 func newJobRow(j protocol.JobSummary, from, to, now time.Time) jobRow {
-	r := jobRow{JobSummary: j, Status: statusOf(j.State, j.Conclusion)}
+	r := jobRow{JobSummary: j, Status: jobStatus(j)}
 	switch {
 	case j.Waiting != nil && j.Waiting.Code == "needs" && len(j.Needs) > 0: // said by the needs
 	case j.Waiting != nil:
@@ -183,7 +183,7 @@ func (g *jobGroup) sum() {
 		return
 	}
 	// What went wrong shows first, then what is under way.
-	for _, key := range []string{"failed", "timed_out", "aborted", "running", "cancelling", "ready", "waiting", "cancelled", "success", "cached", "skipped"} {
+	for _, key := range []string{"failed", "timed_out", "aborted", "running", "cancelling", "ready", "waiting", "cancelled", "warned", "success", "cached", "skipped"} {
 		if counts[key] > 0 {
 			g.Status = countStatus(key)
 			break
@@ -279,7 +279,7 @@ func draw(groups []jobGroup, now time.Time) *drawing {
 			j := g.Jobs[0]
 			n.Name = fit(j.Name, 21)
 			n.Href = "/jobs/" + string(j.ID)
-			n.Below = g.Status.Word
+			n.Below = strings.TrimSuffix(g.Status.Word, ", allowed") // the shape says it
 			if t, ok := span(j.StartedAt, j.FinishedAt, now); ok && (j.State == ci.StateRunning || j.State == ci.StateFinished) {
 				n.Below += " · " + duration(t)
 			}

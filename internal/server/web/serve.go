@@ -98,6 +98,15 @@ func (s *Site) open(f func(*request) error) http.Handler {
 	})
 }
 
+// nothing answers what is at no address: a page with the site's frame, for
+// whoever asks.
+func (s *Site) nothing(q *request) error {
+	if v, err := s.viewer(q.Request); err == nil {
+		q.viewer = v
+	}
+	return ci.Errorf(ci.ErrNotFound, "There is no page at %s. It may have moved, or its address is not written right.", cut(q.URL.Path, 200))
+}
+
 // fragment reports whether only the part of the page that changes is wanted.
 func (q *request) fragment() bool { return q.URL.Query().Get("fragment") == "1" }
 

@@ -12,6 +12,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"forgeci/internal/ci"
@@ -173,7 +174,8 @@ type Config struct {
 // Route is one route of the pages. The server registers it and gives it a row
 // in its table of credentials.
 type Route struct {
-	// Method and Pattern together are a pattern of net/http.ServeMux.
+	// Method and Pattern together are a pattern of net/http.ServeMux; the route of
+	// what is at no other address has no method.
 	Method, Pattern string
 	// Open routes need no session: assets, signing in and out, the theme.
 	Open bool
@@ -181,6 +183,9 @@ type Route struct {
 	Admin   bool
 	Handler http.Handler
 }
+
+// Mux returns the route's pattern for http.ServeMux.
+func (r Route) Mux() string { return strings.TrimSpace(r.Method + " " + r.Pattern) }
 
 // Site is the pages. It is safe for concurrent use.
 type Site struct {
@@ -223,6 +228,7 @@ func (s *Site) Routes() []Route {
 		{Method: http.MethodPost, Pattern: "/signout", Open: true, Handler: s.open(s.signOut)},
 		{Method: http.MethodPost, Pattern: "/theme", Open: true, Handler: s.open(s.theme)},
 		{Method: http.MethodGet, Pattern: "/static/{version}/{file}", Open: true, Handler: s.assets},
+		{Pattern: "/", Open: true, Handler: s.open(s.nothing)},
 		{Method: http.MethodGet, Pattern: "/favicon.ico", Open: true, Handler: http.HandlerFunc(s.assets.favicon)},
 	}
 	for i := range routes {

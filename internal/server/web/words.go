@@ -57,7 +57,7 @@ func ended(c ci.Conclusion) status {
 func runStatus(r protocol.RunSummary) status {
 	s := statusOf(r.State, r.Conclusion)
 	if r.Warnings && r.Conclusion == ci.ConclusionSuccess {
-		s.Word = "Succeeded with warnings"
+		s = status{"warned", "Succeeded with warnings"}
 	}
 	if r.State == ci.StateWaiting {
 		s.Word = "Queued"
@@ -65,8 +65,41 @@ func runStatus(r protocol.RunSummary) status {
 	return s
 }
 
-// countStatus reads a key of RunSummary.Jobs: a state or a conclusion.
+// jobStatus is the status of a job: a failure that its workflow allows is a
+// warning, not a failure of the run.
+func jobStatus(j protocol.JobSummary) status {
+	s := statusOf(j.State, j.Conclusion)
+	if j.AllowFailure && badEnd(j.Conclusion) {
+		return status{"warned", s.Word + ", allowed"}
+	}
+	return s
+}
+
+func badEnd(c ci.Conclusion) bool {
+	return c == ci.ConclusionFailed || c == ci.ConclusionTimedOut || c == ci.ConclusionAborted
+}
+
+// jobCounts is RunSummary.Jobs as it is shown: what went wrong in a run that
+// succeeded was allowed to.
+func jobCounts(r protocol.RunSummary) map[string]int {
+	if !r.Warnings || r.Conclusion != ci.ConclusionSuccess {
+		return r.Jobs
+	}
+	out := map[string]int{}
+	for word, n := range r.Jobs {
+		if badEnd(ci.Conclusion(word)) {
+			word = "warned"
+		}
+		out[word] += n
+	}
+	return out
+}
+
+// countStatus reads a key of jobCounts: a state, a conclusion or a warning.
 func countStatus(word string) status {
+	if word == "warned" {
+		return status{"warned", "Failed, allowed"}
+	}
 	if s := statusOf(ci.State(word), ""); ci.State(word) != ci.StateFinished && s.Word != "Not started" {
 		return s
 	}
@@ -76,7 +109,7 @@ func countStatus(word string) status {
 // keysInOrder lists what RunSummary.Jobs and job groups are counted by, in the
 // order in which it is shown: what is over, then what is under way, then the rest.
 func keysInOrder() []string {
-	return []string{"success", "cached", "failed", "timed_out", "aborted", "cancelled", "running", "cancelling", "ready", "waiting", "skipped"}
+	return []string{"success", "cached", "warned", "failed", "timed_out", "aborted", "cancelled", "running", "cancelling", "ready", "waiting", "skipped"}
 }
 
 // reasonText says a reason in words, as the end of "Failed: …".

@@ -23,7 +23,8 @@ import (
 // Token is the admin token that the book accepts at the sign-in page.
 const Token = "sample-token"
 
-const session = "sample-session"
+// Session is the value of a session cookie that the book accepts.
+const Session = "sample-session"
 
 // Book holds what the pages show. It is safe for concurrent use; change it
 // through Edit.
@@ -58,7 +59,7 @@ func (b *Book) Handler(log *slog.Logger, version string) http.Handler {
 	site := web.New(web.Config{Reader: b, Actions: b, Auth: b, Log: log, Now: b.now, Version: version})
 	mux := http.NewServeMux()
 	for _, r := range site.Routes() {
-		mux.Handle(r.Method+" "+r.Pattern, r.Handler)
+		mux.Handle(r.Mux(), r.Handler)
 	}
 	mux.Handle(protocol.RouteJobLogLines, site.Headers(http.HandlerFunc(b.serveLines)))
 	mux.Handle(protocol.RouteJobLogEvents, site.Headers(http.HandlerFunc(b.serveEvents)))
@@ -276,12 +277,12 @@ func (b *Book) SignIn(_ context.Context, token string) (web.Session, error) {
 	if token != Token {
 		return web.Session{}, ci.Errorf(ci.ErrUnauthorized, "This is not the admin token of this server.")
 	}
-	return web.Session{Value: session}, nil
+	return web.Session{Value: Session}, nil
 }
 
 // Viewer implements web.Auth.
 func (b *Book) Viewer(_ context.Context, value string) (auth.Viewer, error) {
-	if value != session {
+	if value != Session {
 		return auth.Viewer{}, ci.Errorf(ci.ErrUnauthorized, "Your session has ended. Sign in again.")
 	}
 	return auth.Viewer{Org: "org_sample", Actor: "admin", Admin: true}, nil

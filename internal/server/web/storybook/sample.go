@@ -24,6 +24,7 @@ const (
 	QueuedRun   ci.RunID = "run_01sample00000000000000queued"
 	WarningRun  ci.RunID = "run_01sample0000000000000warning"
 	CancelRun   ci.RunID = "run_01sample00000000000000cancel"
+	StuckRun    ci.RunID = "run_01sample000000000000000stuck"
 	LiveJob     ci.JobID = "job_01sample0000000000000000live"
 	FailedJob   ci.JobID = "job_01sample00000000000000failed"
 	ColourJob   ci.JobID = "job_01sample00000000000000colour"
@@ -101,7 +102,7 @@ func Sample() Data {
 		Jobs: map[ci.JobID]protocol.Job{}, Stories: map[ci.JobID]protocol.Explanation{},
 		Logs: map[ci.JobID]*Log{}, LastGood: map[ci.RunID]protocol.RunSummary{},
 	}
-	d.Runs = []protocol.Run{queuedRun(), runningRun(), failedRun(), warningRun(), goodRun(), abortedRun(), cancelledRun()}
+	d.Runs = []protocol.Run{queuedRun(), runningRun(), failedRun(), warningRun(), goodRun(), abortedRun(), cancelledRun(), stuckRun()}
 	d.LastGood[FailedRun] = goodRun().RunSummary
 	for i := range 60 {
 		r := run(ci.RunID(fmt.Sprintf("run_01sampleolder%03d", i)), int64(120-i), engine(), "nightly", time.Duration(30+i)*time.Hour)
@@ -210,9 +211,29 @@ func cancelledRun() protocol.Run {
 	return finish(r, done(job("", "compile", "compile"), ci.ConclusionCancelled, h, h-time.Second, h-time.Minute))
 }
 
+// stuckRun is being cancelled and waits for what nobody has proven to have ended.
+func stuckRun() protocol.Run {
+	r := run(StuckRun, 125, engine(), "deploy", 21*time.Minute)
+	r.State, r.Reason, r.Message = ci.StateCancelling, ci.ReasonUser, "Deploy by mistake"
+	h := 21 * time.Minute
+	r = finish(r, done(job("", "compile", "compile"), sampleOK, h, h-time.Second, h-time.Minute),
+		stuck(job("", "deploy", "deploy", "compile"), "bellows", h-time.Minute), stuck(job("", "notify", "notify", "compile"), "anvil-1", 30*time.Second))
+	r.Unproven = []protocol.Unproven{
+		{Job: r.JobList[1].ID, Name: "deploy", Epoch: 1, Runner: "rnr_01samplethree", RunnerName: "bellows", Lost: true, Since: before(19 * time.Minute)},
+		{Job: r.JobList[2].ID, Name: "notify", Epoch: 1, Runner: "rnr_01sampleone", RunnerName: "anvil-1", Since: before(30 * time.Second)},
+	}
+	return r
+}
+
+func stuck(j protocol.JobSummary, runner string, ready time.Duration) protocol.JobSummary {
+	j.State, j.Attempts, j.Runner, j.ReadyAt, j.StartedAt = ci.StateCancelling, 1, runner, at(ready), at(ready-time.Second)
+	return j
+}
+
 func sampleFleet(d *Data) {
 	seen := before(2 * time.Second)
 	lost := before(20 * time.Minute)
+	quiet, silent := before(40*time.Second), ci.Duration(40*time.Second)
 	offer := protocol.Offer{OS: "linux", Arch: "amd64", Size: "medium", Isolation: []ci.Isolation{ci.IsolationProcess}, Labels: []string{"ssd", "zone=a"}}
 	d.Runners = []protocol.Runner{
 		{
@@ -227,6 +248,7 @@ func sampleFleet(d *Data) {
 			ID: "rnr_01samplethree", Name: "bellows", Status: "offline", Offer: protocol.Offer{OS: "darwin", Arch: "arm64", Isolation: []ci.Isolation{ci.IsolationProcess}}, Slots: 1, Version: "0.1.0", LastSeen: &lost, Quarantined: 1,
 			Running: []protocol.HeldJob{{Job: AbortedJob, Name: "deploy", Epoch: 1, Quarantined: true}},
 		},
+		{ID: "rnr_01samplequiet", Name: "quench", Status: "online", Offer: offer, Slots: 1, Version: "0.1.0", LastSeen: &quiet, Silent: &silent},
 		{ID: "rnr_01samplefour", Name: "tongs", Status: "fenced", Offer: offer, Slots: 2, Version: "0.0.9", LastSeen: &lost},
 	}
 	d.Letters = []protocol.DeadLetter{

@@ -41,6 +41,8 @@ func Pages() []Page {
 		{Name: "run-failed", Path: "/runs/" + string(FailedRun), Data: Sample},
 		{Name: "run-aborted", Path: "/runs/" + string(AbortedRun), Data: Sample},
 		{Name: "run-queued", Path: "/runs/" + string(QueuedRun), Data: Sample},
+		{Name: "run-warnings", Path: "/runs/" + string(WarningRun), Data: Sample},
+		{Name: "run-cancelling", Path: "/runs/" + string(StuckRun), Data: Sample},
 		{Name: "run-large", Path: "/runs/" + string(LargeRun().ID), Data: large},
 		{Name: "job-live", Path: "/jobs/" + string(LiveJob), Data: Sample},
 		{Name: "job-failed", Path: "/jobs/" + string(FailedJob), Data: Sample},
@@ -54,6 +56,8 @@ func Pages() []Page {
 		{Name: "deadletters-none", Path: "/deadletters", Data: empty},
 		{Name: "signin", Path: "/signin", Data: Sample, Anonymous: true},
 		{Name: "not-found", Path: "/runs/run_01nothing", Data: Sample},
+		{Name: "no-page", Path: "/no/such/page", Data: Sample},
+		{Name: "no-page-anonymous", Path: "/no/such/page", Data: Sample, Anonymous: true},
 	}
 }
 
@@ -89,7 +93,7 @@ func (p Page) Request(ctx context.Context) (*http.Request, error) {
 	r.Host = "127.0.0.1:8080"
 	r.RequestURI = p.Path
 	if !p.Anonymous {
-		r.AddCookie(&http.Cookie{Name: "forgeci", Value: session})
+		r.AddCookie(&http.Cookie{Name: "forgeci", Value: Session})
 	}
 	return r, nil
 }
