@@ -282,17 +282,27 @@ inline end_against(r, a, proven) {
 	fi
 }
 
-/* Nothing runs on the runner's host any more. */
+inline end_lease_of(r, j) {
+	if
+	:: lease[j] && attempt_of[ATTEMPT(j, epoch[j])] == r + 1 ->
+		aa = ATTEMPT(j, epoch[j]);
+		end_against(r, aa, true)
+	:: else
+	fi
+}
+
+/* Nothing runs on the runner's host any more: its leases end, also of attempts whose
+   end was reported before, and its slot is free. */
 inline end_all(r) {
+	end_lease_of(r, 0);
+#if J > 1
+	end_lease_of(r, 1);
+#endif
 	if
 	:: occupant[r] ->
 		aa = occupant[r] - 1;
-		if
-		:: lease[JOB(aa)] && epoch[JOB(aa)] == EPOCH(aa) -> end_against(r, aa, true)
-		:: else ->
-			release(r, aa);
-			settle(JOB(aa))
-		fi
+		release(r, aa);
+		settle(JOB(aa))
 	:: else
 	fi
 }
