@@ -61,7 +61,7 @@ func Checks() []Check {
 	// The policy grants another attempt behind user code.
 	good("lease", "policy", "", "BUDGET=2", "RETRY=1", "LOST=0", "FENCES=0")
 	// Two jobs, one attempt each: a claim must not get a second one.
-	good("lease", "jobs", "", "J=2", "BUDGET=1", "FENCES=0")
+	good("lease", "jobs", "", "J=2", "BUDGET=1", "CRASHES=0", "FENCES=0", "CANCELS=0")
 	good("lease", "ends", "everything_ends", "BUDGET=2", "LOST=0", "FENCES=0")
 	// One log of three chunks, two faults.
 	good("log", "chunks", "", "E=1", "C=3")

@@ -74,6 +74,9 @@ func run(ctx context.Context, stdout, stderr io.Writer, only []string) error {
 		workers.Go(func() {
 			for i := range next {
 				outcomes[i], failures[i] = perform(ctx, dir, checks[i])
+				if ctx.Err() != nil {
+					continue // interrupted: that is said once, at the end
+				}
 				tell.Lock()
 				fmt.Fprintln(stderr, line(checks[i], outcomes[i], failures[i]))
 				tell.Unlock()
@@ -85,6 +88,9 @@ func run(ctx context.Context, stdout, stderr io.Writer, only []string) error {
 	}
 	close(next)
 	workers.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	total, wrong := judge(checks, outcomes, failures, len(only) == 0)
 	fmt.Fprintf(stderr, "%d checks in %s\n", len(checks), time.Since(began).Round(time.Second))
 	text, err := json.Marshal(total)
