@@ -145,8 +145,10 @@ func (b *box) play(ctx context.Context, step executor.Step) (executor.Result, er
 			err = fmt.Errorf("no such command: %s", line)
 		}
 		if ctx.Err() != nil { // whatever it met then
-			// It does not listen to SIGTERM.
-			pass(executor.Grace(ctx, b.job.Grace))
+			// Who must hurry does not listen to SIGTERM, others do.
+			if grace := executor.Grace(ctx, b.job.Grace); grace < b.job.Grace {
+				pass(grace)
+			}
 			return executor.Result{ExitCode: 137, Signal: "SIGKILL"}, nil //nolint:nilerr // a step that was ended has no error of its own
 		}
 		if err != nil {
