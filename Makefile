@@ -57,9 +57,9 @@ sim: ## simulate SEEDS seeds (500) from SEED (1; next: the committed counter); t
 mutants: deps ## plant each committed defect and see it noticed; QUICK=1 a few, ONLY=name,name these; the last line is one JSON object
 	@$(GO) run ./internal/testkit/cmd/mutants $(if $(QUICK),-quick) $(if $(ONLY),-only $(ONLY))
 
-chaos: ## break real processes on purpose; CHAOS='-points 4 -rounds 2' sizes it; the last line is one JSON object
+chaos: ## break real processes on purpose; CHAOS='-all -points 4' sizes it; the last line is one JSON object
 	@summary=$$(mktemp -d) && trap 'rm -rf "$$summary"' EXIT; \
-	$(GO) test -count=1 -timeout 2h -run '^TestChaos_$(ONLY)' ./internal/e2e -args -summary "$$summary" $(or $(CHAOS),-points 0 -rounds 5 -cuts 100); \
+	$(GO) test -count=1 -timeout 2h -run '^TestChaos_$(ONLY)' ./internal/e2e -args -summary "$$summary" $(or $(CHAOS),-all -points 0 -rounds 2 -cuts 100); \
 	status=$$?; cat "$$summary"/summary.json; exit $$status
 
 histories: deps ## record and check HISTORIES (500) histories of concurrent callers; the last line is one JSON object

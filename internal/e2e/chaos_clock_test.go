@@ -10,6 +10,12 @@ import (
 	"forgeci/internal/testkit"
 )
 
+// skew is what happens to a clock.
+type skew struct {
+	jump time.Duration
+	rate float64
+}
+
 // The clock that decides about leases jumps, or runs at another rate, while jobs
 // run: none is lost by it, and a runner that is really lost is found out as soon
 // as ever.
@@ -19,10 +25,7 @@ func TestChaos_R23_ClockJumps(t *testing.T) {
 	random := mathrand.New(mathrand.NewPCG(setting[uint64]("seed"), 23))
 	length := 2 * ttl
 	for round := range setting[int]("rounds") {
-		for name, c := range map[string]struct {
-			jump time.Duration
-			rate float64
-		}{
+		for name, c := range some("R23", map[string]skew{
 			"an hour on":      {time.Hour, 1},
 			"an hour back":    {-time.Hour, 1},
 			"a day on":        {24 * time.Hour, 1},
@@ -32,7 +35,7 @@ func TestChaos_R23_ClockJumps(t *testing.T) {
 			"nearly a TTL":    {length - length/8, 1},
 			"nearly twice":    {0, 1.9},
 			"half":            {0, 0.5},
-		} {
+		}) {
 			after := time.Duration(random.Int64N(int64(length / 2)))
 			t.Run(fmt.Sprint(round, " ", name), func(t *testing.T) {
 				t.Parallel()

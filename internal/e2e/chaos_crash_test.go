@@ -151,37 +151,43 @@ func (w *world) throughChain(p *testkit.Proxy, n int, at testkit.Moment, do, rec
 func TestChaos_R05_KilledAtEveryCommitPoint(t *testing.T) {
 	t.Parallel()
 	sum := newTally(t, "R05")
-	for _, at := range []testkit.Moment{testkit.Before, testkit.After} {
-		for _, kind := range []string{"commit", "object call"} {
-			t.Run(fmt.Sprintf("%s %s", []string{"before", "after"}[at], kind), func(t *testing.T) {
-				t.Parallel()
-				c, commits, objects := between(t, testkit.StartPostgres(t, true).Database(t))
-				p := map[string]*testkit.Proxy{"commit": commits, "object call": objects}[kind]
-				w := newWorld(t, c)
-				w.machine("m").start()
-				before := p.Passed()
-				w.throughChain(p, 0, at, nil, nil)
-				points := p.Passed() - before
-				sum.most(kind+"s of a run", points)
-				for _, n := range spread(points, setting[int]("points")) {
-					server := w.server
-					kill := func() {
-						_ = syscall.Kill(server.PID(), syscall.SIGKILL)
-						<-server.Exited()
-					}
-					if !w.throughChain(p, n, at, kill, w.serve) {
-						continue // renewals make one run longer than another
-					}
-					sum.add("points", 1)
-					if t.Failed() {
-						t.Fatalf("at %s %d", kind, n)
-					}
-					sum.add("ok", 1)
+	type point struct {
+		at   testkit.Moment
+		kind string
+	}
+	for name, x := range some("R05", map[string]point{
+		"before commit": {testkit.Before, "commit"}, "before object call": {testkit.Before, "object call"},
+		"after commit": {testkit.After, "commit"}, "after object call": {testkit.After, "object call"},
+	}) {
+		at, kind := x.at, x.kind
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, commits, objects := between(t, testkit.StartPostgres(t, true).Database(t))
+			p := map[string]*testkit.Proxy{"commit": commits, "object call": objects}[kind]
+			w := newWorld(t, c)
+			w.machine("m").start()
+			before := p.Passed()
+			w.throughChain(p, 0, at, nil, nil)
+			points := p.Passed() - before
+			sum.most(kind+"s of a run", points)
+			for _, n := range spread(points, setting[int]("points")) {
+				server := w.server
+				kill := func() {
+					_ = syscall.Kill(server.PID(), syscall.SIGKILL)
+					<-server.Exited()
 				}
-				if b := w.close(); b.total() != 0 {
-					t.Errorf("calls were refused: %v", b.rejections)
+				if !w.throughChain(p, n, at, kill, w.serve) {
+					continue // renewals make one run longer than another
 				}
-			})
-		}
+				sum.add("points", 1)
+				if t.Failed() {
+					t.Fatalf("at %s %d", kind, n)
+				}
+				sum.add("ok", 1)
+			}
+			if b := w.close(); b.total() != 0 {
+				t.Errorf("calls were refused: %v", b.rejections)
+			}
+		})
 	}
 }

@@ -90,8 +90,8 @@ func TestChaos_R10_DatabaseFailover(t *testing.T) {
 func TestChaos_R11_ResetInsideEveryCommit(t *testing.T) {
 	t.Parallel()
 	sum := newTally(t, "R11")
-	for _, at := range []testkit.Moment{testkit.Before, testkit.After} {
-		t.Run([]string{"before", "after"}[at], func(t *testing.T) {
+	for name, at := range some("R11", map[string]testkit.Moment{"before": testkit.Before, "after": testkit.After}) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, commits, _ := between(t, testkit.StartPostgres(t, true).Database(t))
 			w := newWorld(t, c)

@@ -17,10 +17,10 @@ func TestChaos_R22_ServerDrains(t *testing.T) {
 	t.Parallel()
 	sum := newTally(t, "R22-server")
 	for round := range setting[int]("rounds") {
-		for name, database := range map[string]func(*testing.T) string{
+		for name, database := range some("R22", map[string]func(*testing.T) string{
 			"sqlite":   func(*testing.T) string { return "" },
 			"postgres": func(t *testing.T) string { return testkit.Postgres(t) },
-		} {
+		}) {
 			t.Run(fmt.Sprint(round, " ", name), func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t, config{ttl: calm, database: database(t)})

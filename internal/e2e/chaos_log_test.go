@@ -43,13 +43,13 @@ func TestChaos_R15_ReceiverCrashes(t *testing.T) {
 	sum := newTally(t, "R15")
 	random := mathrand.New(mathrand.NewPCG(setting[uint64]("seed"), 15))
 	for round := range setting[int]("rounds") {
-		for name, conf := range map[string]func(*testing.T) config{
+		for name, conf := range some("R15", map[string]func(*testing.T) config{
 			"sqlite and files": func(*testing.T) config { return config{ttl: calm} },
 			"postgres and s3": func(t *testing.T) config {
 				bucket := testkit.S3(t)
 				return config{ttl: calm, database: testkit.StartPostgres(t, true).Database(t), blob: &bucket}
 			},
-		} {
+		}) {
 			seed := random.Uint64()
 			t.Run(fmt.Sprint(round, " ", name), func(t *testing.T) {
 				t.Parallel()

@@ -34,11 +34,12 @@ func TestChaos_R07_PausedAtEveryCall(t *testing.T) {
 	t.Parallel()
 	sum := newTally(t, "R07")
 	for round := range setting[int]("rounds") {
-		for _, route := range []string{
-			protocol.RouteFetchSource, protocol.RoutePhase, protocol.RouteAppendLog, protocol.RouteHeartbeat,
-			protocol.RouteNewArtifact, protocol.RouteSignParts, protocol.RouteSealArtifact, protocol.RouteComplete,
-		} {
-			t.Run(fmt.Sprintf("%d %s", round, strings.TrimPrefix(route, "POST /v1/runner/")), func(t *testing.T) {
+		for name, route := range some("R07", map[string]string{
+			"source": protocol.RouteFetchSource, "phase": protocol.RoutePhase, "logs": protocol.RouteAppendLog,
+			"heartbeat": protocol.RouteHeartbeat, "new artifact": protocol.RouteNewArtifact, "parts": protocol.RouteSignParts,
+			"seal": protocol.RouteSealArtifact, "complete": protocol.RouteComplete,
+		}) {
+			t.Run(fmt.Sprint(round, " ", name), func(t *testing.T) {
 				t.Parallel()
 				pausedAt(t, route)
 				sum.add("pauses", 1)
@@ -117,9 +118,9 @@ func TestChaos_R08_Partitions(t *testing.T) {
 	sum := newTally(t, "R08")
 	random := mathrand.New(mathrand.NewPCG(setting[uint64]("seed"), 8))
 	for round := range setting[int]("rounds") {
-		for name, stall := range map[string]func(*testkit.Proxy){
+		for name, stall := range some("R08", map[string]func(*testkit.Proxy){
 			"two-way": (*testkit.Proxy).Stall, "to the server": (*testkit.Proxy).StallToServer, "to the runner": (*testkit.Proxy).StallToClient,
-		} {
+		}) {
 			for _, long := range []bool{false, true} {
 				after := time.Duration(random.Int64N(int64(time.Second)))
 				t.Run(fmt.Sprintf("%d %s long=%v", round, name, long), func(t *testing.T) {
