@@ -26,10 +26,15 @@ func TestChaos_R22_ServerDrains(t *testing.T) {
 				w := newWorld(t, config{ttl: calm, database: database(t)})
 				throughIt(t, w, func(during func()) {
 					for range 3 {
+						began := time.Now()
 						w.server.Signal(t, syscall.SIGTERM)
 						if code := w.server.Wait(t, patience); code != 0 {
 							t.Errorf("the server ended with %d", code)
 						}
+						if has(w.server.Stderr(), "cut off") {
+							t.Error("somebody's call kept the server from ending, and was cut off")
+						}
+						sum.most("ms of a drain", int(time.Since(began).Milliseconds()))
 						w.serve()
 						sum.add("drains", 1)
 					}

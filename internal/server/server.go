@@ -262,6 +262,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.engine.StopPolls()
 	shut, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainFor)
 	if e := s.http.Shutdown(shut); e != nil {
+		s.cfg.Log.Warn("calls that did not end in time are cut off", "after", drainFor)
 		_ = s.http.Close()
 	}
 	cancel()

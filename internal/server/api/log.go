@@ -192,13 +192,22 @@ func (a *API) watchViewer(ctx context.Context, r *http.Request, gone func()) {
 	}
 }
 
-// stream runs a server-sent event stream until f returns.
+// stream runs a server-sent event stream until f returns, its viewer is gone, or
+// the server is stopping: the viewer comes back to another node or to its
+// successor.
 func (a *API) stream(w http.ResponseWriter, r *http.Request, f func(context.Context, *sse) error) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	s := startSSE(w)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.beat(ctx, cancel) })
 	wg.Go(func() { a.watchViewer(ctx, r, cancel) })
+	wg.Go(func() {
+		select {
+		case <-a.Engine.Stopping():
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	err := f(ctx, s)
 	cancel()
 	wg.Wait()

@@ -20,6 +20,7 @@ type hub struct {
 	waiting map[ci.SessionID]chan struct{}
 	unheard map[ci.SessionID]bool
 	closed  bool
+	closing chan struct{} // closed with it
 }
 
 type poll struct {
@@ -43,7 +44,7 @@ type watch struct {
 }
 
 func newHub() *hub {
-	return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}, waiting: map[ci.SessionID]chan struct{}{}, unheard: map[ci.SessionID]bool{}}
+	return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}, waiting: map[ci.SessionID]chan struct{}{}, unheard: map[ci.SessionID]bool{}, closing: make(chan struct{})}
 }
 
 func (h *hub) listen(org ci.OrgID, offer string, claim store.ClaimKey) (p *poll, stop func()) {
@@ -119,7 +120,10 @@ func (h *hub) wake(org ci.OrgID, offers map[string]bool, n int) {
 func (h *hub) wakeAll() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.closed = true
+	if !h.closed {
+		h.closed = true
+		close(h.closing)
+	}
 	for p := range h.polls {
 		select {
 		case p.woken <- struct{}{}:
@@ -139,6 +143,9 @@ func (h *hub) wakeAll() {
 // StopPolls answers open polls with nothing to do and ends watches: the server
 // is stopping, and clients come back to another node or to its successor.
 func (e *Engine) StopPolls() { e.hub.wakeAll() }
+
+// Stopping is closed by StopPolls: whatever would last for ever ends.
+func (e *Engine) Stopping() <-chan struct{} { return e.hub.closing }
 
 // WatchRuns returns a channel of hints that a run of the organisation changed (""
 // watches all of them). A slow reader loses hints, never blocks anybody; stop
