@@ -135,11 +135,11 @@ func newJobRow(j protocol.JobSummary, from, to, now time.Time) jobRow {
 	case j.State == ci.StateRunning && j.Phase != "" && j.Phase != ci.PhaseExecuting:
 		r.Why = phaseText(j.Phase)
 	}
-	r.Bar = newTimeBar(j, r.Status, from, to, now)
+	r.Bar = newTimeBar(j, r.Status, from, to)
 	return r
 }
 
-func newTimeBar(j protocol.JobSummary, s status, from, to, now time.Time) timeBar {
+func newTimeBar(j protocol.JobSummary, s status, from, to time.Time) timeBar {
 	total := max(to.Sub(from), time.Millisecond)
 	place := func(t time.Time) int {
 		return int(min(max(1000*t.Sub(from)/total, 0), 1000))
