@@ -98,3 +98,12 @@ func (w *world) storeFails(call string) (m mishap) {
 	}
 	return m
 }
+
+// damageDownload lets a runner's download go wrong now and then: there are few of
+// them while things go wrong.
+func (w *world) damageDownload() {
+	if r := w.frng; !w.healing && !w.calm[w.step] && r.IntN(3) == 0 {
+		kinds := []string{flStoreCut, flStoreWrong, flStoreUnseen, flStoreBefore}
+		w.storePlan = &storeFault{kind: kinds[r.IntN(len(kinds))], nth: 1}
+	}
+}

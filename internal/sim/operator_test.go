@@ -75,6 +75,9 @@ func (w *world) operate() {
 
 func (w *world) submit(o *org) {
 	plan := randomPlan(w.rng)
+	if w.step == 0 && w.seed%4 == 0 {
+		plan = handOnPlan()
+	}
 	key := ""
 	if w.rng.IntN(2) == 0 {
 		key = w.newID(ci.PrefixRequest)

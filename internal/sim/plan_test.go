@@ -120,3 +120,19 @@ func randomPlan(r *rand.Rand) ci.Plan {
 	}
 	return plan
 }
+
+// handOnPlan makes one artifact that several jobs restore, early in a seed.
+func handOnPlan() ci.Plan {
+	base := ci.JobSpec{Timeout: ci.Duration(60_000_000_000), RunsOn: ci.Requirements{OS: "linux"}, Steps: []ci.StepSpec{{Name: "one", Run: "make"}}}
+	maker := base
+	maker.Key, maker.Name, maker.Publish = "k0", "k0", []ci.ArtifactPublish{{Name: "out", Paths: []string{"out/**"}}}
+	plan := ci.Plan{Workflow: "w", Path: ".forgeci.yaml", Digest: "d", Jobs: []ci.JobSpec{maker}}
+	for k := range 4 {
+		user := base
+		user.Key = fmt.Sprintf("k%d", k+1)
+		user.Name, user.Needs = user.Key, []string{"k0"}
+		user.Restore = []ci.ArtifactRestore{{FromJob: "k0", Name: "out", Path: "in"}}
+		plan.Jobs = append(plan.Jobs, user)
+	}
+	return plan
+}

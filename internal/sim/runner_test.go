@@ -749,6 +749,7 @@ func (k *work) download() {
 		return n.files.Download(w.ctx, held, want.ID)
 	})
 	k.sent(c, func(rep any) {
+		w.damageDownload()
 		data, _, err := w.blobs.request(w.ctx, "GET", rep.(protocol.SignedURL).URL, nil)
 		if err != nil || int64(len(data)) != want.Size || "sha256:"+hexSum(data) != want.Digest {
 			w.saw(evRestoreAgain)

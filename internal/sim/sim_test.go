@@ -175,10 +175,10 @@ func (w *world) disturb() {
 		fault("runner restart", func() { rn.begin(r.IntN(3) > 0) })
 	case k < 10 && rn.alive:
 		fault("runner paused or resumed", func() { rn.paused = !rn.paused })
-	case (k < 11 || k == 22) && rn.alive && rn.session != "":
+	case (k < 11 || k == 21 || k == 22) && rn.alive && rn.session != "":
 		fault("runner drains", func() {
 			rn.draining = true
-			rn.leaving = r.IntN(2) == 0
+			rn.leaving = r.IntN(4) > 0
 			rn.drain(false)
 		})
 	case k < 14:
