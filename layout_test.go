@@ -63,7 +63,7 @@ func rooms() []room {
 		{"archive", []string{"ci"}, compressor, pure},
 		{"blob", []string{"ci"}, compressor, pure},
 		{"blob/s3", []string{"ci", "blob"}, append([]string{"github.com/minio/minio-go"}, compressor...), "the one place that knows the S3 client"},
-		{"blob/fs", []string{"ci", "blob"}, none, pure},
+		{"blob/fs", []string{"ci", "blob"}, []string{"golang.org/x/sys"}, "a disk, and what its system calls"},
 		{"runner/redact", []string{"ci"}, compressor, pure},
 		{"server/dag", []string{"ci"}, none, pure},
 		{"server/policy", []string{"ci"}, none, pure},

@@ -266,7 +266,9 @@ func (w *worker) prepare(ctx context.Context, with executor.Executor) error {
 	if err := errors.Join(w.furnish(ctx), <-recorded); err != nil {
 		return err
 	}
-	w.box, err = with.Open(ctx, w.dir.Job(w.grace()))
+	job := w.dir.Job(w.grace())
+	job.Owned = w.owned
+	w.box, err = with.Open(ctx, job)
 	if err != nil {
 		w.box = nil
 		return fmt.Errorf("open the sandbox: %w", err)

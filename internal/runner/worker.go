@@ -27,6 +27,7 @@ type worker struct {
 	ticket *protocol.Ticket
 	lease  ci.LeaseRef
 	held   *held
+	owned  context.Context // as long as the lease; not of a call
 	log    *slog.Logger
 	ship   *shipper
 	system *logStream // the runner's own lines about the attempt
@@ -107,7 +108,7 @@ func (r *Runner) work(life, working context.Context, c claimed) {
 		ttl = c.limits.LeaseTTL.Std()
 	}
 	w := &worker{
-		r: r, ticket: t, lease: t.Lease, began: time.Now(),
+		r: r, ticket: t, lease: t.Lease, owned: lease, began: time.Now(),
 		held: &held{lease: t.Lease, ttl: ttl, lose: lose, stop: stop},
 		log: r.log.With(slog.String(keyRun, string(t.Lease.Run)), slog.String(keyJob, string(t.Lease.Job)),
 			slog.Int64(keyAttempt, t.Lease.Epoch)),

@@ -45,6 +45,18 @@ type Job struct {
 	Steps string
 	// Grace is the time from SIGTERM to SIGKILL.
 	Grace time.Duration
+	// Owned lasts as long as the lease; nil means for ever. Once it is done, what of
+	// the job still runs is ended within Grace(Owned, Grace), also when it is being
+	// ended with more time already: another runner may be given the job.
+	Owned context.Context //nolint:containedctx // of the job, not of a call
+}
+
+// Lost is closed when the job is not this runner's any more.
+func (j Job) Lost() <-chan struct{} {
+	if j.Owned == nil {
+		return nil
+	}
+	return j.Owned.Done()
 }
 
 // Sandbox is where the steps of one job run, one after the other. Its methods

@@ -145,9 +145,11 @@ func (b *box) play(ctx context.Context, step executor.Step) (executor.Result, er
 			err = fmt.Errorf("no such command: %s", line)
 		}
 		if ctx.Err() != nil { // whatever it met then
-			// Who must hurry does not listen to SIGTERM, others do.
-			if grace := executor.Grace(ctx, b.job.Grace); grace < b.job.Grace {
-				pass(grace)
+			// It does not listen to SIGTERM.
+			select {
+			case <-time.After(executor.Grace(ctx, b.job.Grace)):
+			case <-b.job.Lost():
+				pass(executor.Grace(b.job.Owned, b.job.Grace))
 			}
 			return executor.Result{ExitCode: 137, Signal: "SIGKILL"}, nil //nolint:nilerr // a step that was ended has no error of its own
 		}

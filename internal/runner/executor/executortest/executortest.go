@@ -125,6 +125,8 @@ func (s suite) together() []contractTest {
 		{"CancelBeforeStart", s.cancelBeforeStart},
 		{"CancelledStepSparesEarlierBackground", s.cancelSpares},
 		{"GraceOfTheCause", s.graceOfTheCause},
+		{"LostInTheGrace", s.lostInTheGrace},
+		{"LostInClose", s.lostInClose},
 		{"BackgroundLivesUntilClose", s.backgroundLives},
 		{"Zombies", s.zombies},
 		{"CloseProves", s.closeProves},
@@ -161,8 +163,13 @@ func (s suite) open(t *testing.T) *box {
 
 func (s suite) openIn(t *testing.T, e executor.Executor, grace time.Duration) *box {
 	t.Helper()
+	return s.openJob(t, e, func(job *executor.Job) { job.Grace = grace })
+}
+
+func (s suite) openJob(t *testing.T, e executor.Executor, change func(*executor.Job)) *box {
+	t.Helper()
 	job := Job(t, s.user)
-	job.Grace = grace
+	change(&job)
 	sandbox, err := e.Open(t.Context(), job)
 	if err != nil {
 		t.Fatalf("open sandbox: %v", err)

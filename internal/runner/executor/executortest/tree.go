@@ -143,6 +143,39 @@ func (s suite) graceOfTheCause(t *testing.T) {
 	}
 }
 
+// A lease that is lost while the job has its whole grace to end leaves it no more
+// than one that is lost at first.
+func (s suite) lostInTheGrace(t *testing.T) {
+	owned, lose := context.WithCancelCause(t.Context())
+	b := s.openJob(t, s.new(t), func(job *executor.Job) { job.Grace, job.Owned = time.Minute, owned })
+	ctx, cancel := context.WithCancel(owned)
+	time.AfterFunc(300*time.Millisecond, cancel)
+	time.AfterFunc(600*time.Millisecond, func() { lose(hurry{ci.ErrLeaseLost}) })
+	b.run("(trap '' TERM; while :; do {}; done) >/dev/null 2>&1 &")
+	o, err := b.try(ctx, "trap '' TERM; while :; do {}; done")
+	if err != nil || o.Signal != "SIGKILL" || o.took < 600*time.Millisecond || o.took > 20*time.Second {
+		t.Errorf("%+v, %v after %v", o.Result, err, o.took)
+	}
+	begun := time.Now()
+	evidence(t, b, ctx) // its cause is the first, which leaves a minute
+	if took := time.Since(begun); took > 20*time.Second {
+		t.Errorf("closed after %v", took)
+	}
+}
+
+// One that is lost while the sandbox is being closed, likewise.
+func (s suite) lostInClose(t *testing.T) {
+	owned, lose := context.WithCancelCause(t.Context())
+	b := s.openJob(t, s.new(t), func(job *executor.Job) { job.Grace, job.Owned = time.Minute, owned })
+	b.run("(trap '' TERM; while :; do {}; done) >/dev/null 2>&1 &")
+	time.AfterFunc(300*time.Millisecond, func() { lose(hurry{ci.ErrLeaseLost}) })
+	begun := time.Now()
+	evidence(t, b, t.Context())
+	if took := time.Since(begun); took < 300*time.Millisecond || took > 20*time.Second {
+		t.Errorf("closed after %v", took)
+	}
+}
+
 func (s suite) backgroundLives(t *testing.T) {
 	b := s.open(t)
 	o := b.run("while :; do echo tick; date +%N >beat; sleep 0.05; done & echo started")

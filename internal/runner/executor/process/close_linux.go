@@ -84,8 +84,14 @@ func (s *sandbox) closeHelper(ctx context.Context) (killed int, again bool, err 
 		return 0, false, err
 	}
 	begun := time.Now()
-	grace, done := time.After(s.job.Grace), ctx.Done()
+	end := begun.Add(s.job.Grace)
+	grace, done, lost := time.After(s.job.Grace), ctx.Done(), s.job.Lost()
 	var patience <-chan time.Time
+	shorten := func(at time.Time) {
+		if patience == nil && at.Before(end) {
+			end, grace = at, time.After(time.Until(at))
+		}
+	}
 	for {
 		select {
 		case m, ok := <-s.help.events:
@@ -99,9 +105,10 @@ func (s *sandbox) closeHelper(ctx context.Context) (killed int, again bool, err 
 			}
 		case <-done:
 			done = nil
-			if patience == nil {
-				grace = time.After(executor.Grace(ctx, s.job.Grace) - time.Since(begun))
-			}
+			shorten(begun.Add(executor.Grace(ctx, s.job.Grace)))
+		case <-lost:
+			lost = nil
+			shorten(time.Now().Add(executor.Grace(s.job.Owned, s.job.Grace)))
 		case <-grace:
 			grace, patience = nil, time.After(s.exec.killWait)
 			if err := s.help.send(&jobhelper.Message{Kind: jobhelper.KindFinish}); err != nil {

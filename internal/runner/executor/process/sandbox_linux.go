@@ -329,10 +329,21 @@ func sandboxError(err error) error {
 func (s *sandbox) supervise(ctx context.Context) (*jobhelper.Message, error) {
 	var exited *jobhelper.Message
 	var grace, patience <-chan time.Time
-	done, cancelled, gone := ctx.Done(), false, false
+	var end time.Time // when grace is over
+	done, lost, cancelled, gone := ctx.Done(), s.job.Lost(), false, false
 	signal := func(kind jobhelper.Kind) {
 		if err := s.help.send(&jobhelper.Message{Kind: kind, Seq: s.seq}); err != nil {
 			s.help.kill() // the events end by it
+		}
+	}
+	stop := func(why context.Context) {
+		if !cancelled {
+			cancelled = true
+			signal(jobhelper.KindTerm)
+		}
+		d := executor.Grace(why, s.job.Grace)
+		if at := time.Now().Add(d); patience == nil && (end.IsZero() || at.Before(end)) {
+			end, grace = at, time.After(d)
 		}
 	}
 	for exited == nil || cancelled && !gone {
@@ -351,9 +362,11 @@ func (s *sandbox) supervise(ctx context.Context) (*jobhelper.Message, error) {
 				gone = true
 			}
 		case <-done:
-			done, cancelled = nil, true
-			signal(jobhelper.KindTerm)
-			grace = time.After(executor.Grace(ctx, s.job.Grace))
+			done = nil
+			stop(ctx)
+		case <-lost:
+			lost = nil
+			stop(s.job.Owned)
 		case <-grace:
 			grace = nil
 			signal(jobhelper.KindKill)
