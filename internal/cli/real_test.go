@@ -270,7 +270,7 @@ func TestServerWithRunnerBeside(t *testing.T) {
 	in.want(124, "show", "--wait", "--timeout", "100ms", run)
 	in.want(3, "cancel", "--wait", run)
 	in.want(3, "show", "--wait", run)
-	if code := follower.Wait(t, 20*time.Second); code != 0 || follower.Stdout() != "begun\n" {
+	if code := follower.Wait(t, 20*time.Second); code != 3 || follower.Stdout() != "begun\n" {
 		t.Errorf("the follower of a cancelled job: code %d, %q", code, follower.Stdout())
 	}
 	var runs []protocol.RunSummary
