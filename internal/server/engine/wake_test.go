@@ -46,6 +46,11 @@ func TestABlockedPollPassesTheWakeUpOn(t *testing.T) {
 			w.t.Error("the job waits although a runner is idle")
 		}
 		w.e.StopPolls()
+		select {
+		case <-none:
+		case <-time.After(20 * time.Second):
+			w.t.Error("a stopped server keeps its polls")
+		}
 	})
 }
 
