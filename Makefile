@@ -11,7 +11,7 @@ FUZZTIME ?= 10s
 export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim spec mutants chaos histories fuzz pages ci deps
+.PHONY: help build demo test race lint quicklint fmt cases bench bench-load sim spec mutants chaos histories fuzz pages ci deps long
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,14 @@ spec: ## check the models of the protocol; the last line is one JSON object
 
 fuzz: ## fuzz each target for FUZZTIME (10s); the last line is one JSON object; ONLY=Token narrows it
 	@$(GO) run ./internal/testkit/cmd/fuzz -time $(FUZZTIME) $(if $(ONLY),-only $(ONLY)) $(PKG)
+
+long: ## the long tier, an hour at most: everything that CI has no time for
+	@$(MAKE) --no-print-directory sim SEEDS=2000 SEED=next
+	@$(MAKE) --no-print-directory histories HISTORIES=500
+	@$(MAKE) --no-print-directory spec
+	@$(MAKE) --no-print-directory mutants
+	@$(MAKE) --no-print-directory chaos
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=10s
 
 pages: ## show every page with sample data at http://127.0.0.1:8301/
 	@$(GO) run ./internal/testkit/cmd/pages
