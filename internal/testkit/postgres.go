@@ -312,6 +312,7 @@ func (s *PostgresServer) prepare(bin postgresPrograms, durable bool) error {
 
 // launch starts the server and waits until it takes connections.
 func (s *PostgresServer) launch() error {
+	before := len(s.log()) // of earlier starts
 	if err := s.command("start"); err != nil {
 		return err
 	}
@@ -324,23 +325,23 @@ func (s *PostgresServer) launch() error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no connection within a minute: %w\n%s", err, s.log())
+			return fmt.Errorf("no connection within a minute: %w\n%s", err, end(s.log()))
 		case <-time.After(10 * time.Millisecond):
 		}
-		if log := s.log(); strings.Contains(log, "FATAL") && !strings.Contains(log, "the database system is") {
-			return fmt.Errorf("the server refused to start:\n%s", log)
+		if log := s.log()[before:]; strings.Contains(log, "FATAL") && !strings.Contains(log, "the database system is") {
+			return fmt.Errorf("the server refused to start:\n%s", end(log))
 		}
 	}
 }
 
-// log returns the end of the server's log.
+// log returns the server's log, empty before its first start.
 func (s *PostgresServer) log() string {
-	b, err := os.ReadFile(filepath.Join(s.root, "log"))
-	if err != nil {
-		return err.Error()
-	}
-	return string(b[max(0, len(b)-4000):])
+	b, _ := os.ReadFile(filepath.Join(s.root, "log"))
+	return string(b)
 }
+
+// end returns the end of a log.
+func end(log string) string { return log[max(0, len(log)-4000):] }
 
 // command sends one word to the supervisor and waits for its answer.
 func (s *PostgresServer) command(word string) error {
