@@ -50,13 +50,6 @@ func TestS3EndsWithTheProcess(t *testing.T) {
 		<-t.Context().Done() // killed before
 		return
 	}
-	path := filepath.Join(t.TempDir(), "address")
-	tmp := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestS3EndsWithTheProcess$")
-	cmd.Env = append(os.Environ(), s3Child+"="+path, "TMPDIR="+tmp)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
 	deadline := time.Now().Add(5 * time.Minute)
 	wait := func(what string, done func() bool) {
 		t.Helper()
@@ -67,15 +60,35 @@ func TestS3EndsWithTheProcess(t *testing.T) {
 			time.Sleep(20 * time.Millisecond) //nolint:forbidigo // another process's progress has no channel
 		}
 	}
-	var said []byte
-	wait("the child's server starts", func() bool {
-		var err error
-		said, err = os.ReadFile(path)
-		return err == nil
-	})
-	words := strings.Fields(string(said))
-	cfg := s3.Config{Endpoint: words[0], Region: "us-east-1", Bucket: words[1], AccessKey: words[2], SecretKey: words[3], PathStyle: true}
-	if _, err := s3.Open(t.Context(), cfg); err != nil {
+	tmp := t.TempDir()
+	start := func() (*exec.Cmd, s3.Config, error) {
+		path := filepath.Join(t.TempDir(), "address")
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestS3EndsWithTheProcess$")
+		cmd.Env = append(os.Environ(), s3Child+"="+path, "TMPDIR="+tmp)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var said []byte
+		wait("the child's server starts", func() bool {
+			var err error
+			said, err = os.ReadFile(path)
+			return err == nil
+		})
+		words := strings.Fields(string(said))
+		cfg := s3.Config{Endpoint: words[0], Region: "us-east-1", Bucket: words[1], AccessKey: words[2], SecretKey: words[3], PathStyle: true}
+		_, err := s3.Open(t.Context(), cfg)
+		return cmd, cfg, err
+	}
+	cmd, cfg, err := start()
+	for try := 1; err != nil && try < 5; try++ {
+		// The port was free when it was chosen; on a busy machine another program may
+		// have taken it before the server did, and answered in its place.
+		t.Logf("the child's server: %v", err)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		cmd, cfg, err = start()
+	}
+	if err != nil {
 		t.Fatalf("the child's server: %v", err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
