@@ -328,6 +328,17 @@ func (s *PostgresServer) launch() error {
 			return fmt.Errorf("no connection within a minute: %w\n%s", err, end(s.log()))
 		case <-time.After(10 * time.Millisecond):
 		}
+		if strings.Contains(s.log()[before:], "pre-existing shared memory block") {
+			// What was killed is still ending: again.
+			if err := s.command("reap"); err != nil {
+				return err
+			}
+			before = len(s.log())
+			if err := s.command("start"); err != nil {
+				return err
+			}
+			continue
+		}
 		if log := s.log()[before:]; strings.Contains(log, "FATAL") && !strings.Contains(log, "the database system is") {
 			return fmt.Errorf("the server refused to start:\n%s", end(log))
 		}
