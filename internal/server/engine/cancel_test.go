@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -179,6 +180,36 @@ func TestUploadsHaveTimeOfTheirOwn(t *testing.T) {
 		a.phase(ref, ci.PhaseFinalising)
 		if got := deadline(); got != time.Hour+rest {
 			w.t.Errorf("limit while finalising: %v", got)
+		}
+	})
+}
+
+// A clock that was set back while no server looked leaves neither the lease nor
+// the server's limit further off than they were.
+func TestASetbackNobodySawShortensTheLimitToo(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		short := job("short")
+		short.Timeout = ci.Duration(time.Minute)
+		w.submit(short)
+		a := w.agent("a", 1)
+		ref := a.mustClaim().Lease
+		a.phase(ref, ci.PhaseExecuting)
+		w.now.Add(-3 * time.Hour.Microseconds())
+		if err := w.engine(slog.New(slog.DiscardHandler)).Expire(w.ctx); err != nil { // a server that starts then
+			w.t.Fatal(err)
+		}
+		var l store.Lease
+		w.write(func(tx *store.Tx) (err error) {
+			l, _, err = tx.Lease(w.ctx, ref.Job)
+			return err
+		})
+		now := w.now.Load()
+		if got, want := l.ExpiresUS-now, ttl.Microseconds(); got != want {
+			w.t.Errorf("the lease ends in %d µs, want %d", got, want)
+		}
+		if got, want := l.DeadlineUS-now, (time.Minute + ci.DefaultGrace + ttl).Microseconds(); got != want {
+			w.t.Errorf("the limit is %d µs off, want %d", got, want)
 		}
 	})
 }
