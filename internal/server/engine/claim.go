@@ -76,8 +76,10 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 				return nil, err
 			}
 			if op.lease != nil {
-				stop() // a hint that comes from now on is for another poll
-				e.hub.granted(key)
+				stop()                                  // a hint that comes from now on is for another poll
+				if e.fleet.polling(session.ID, 0) > 1 { // only the session itself repeats its claims
+					e.hub.granted(key)
+				}
 				return e.ticket(ctx, *op.lease)
 			}
 			if op.blocked {
