@@ -13,7 +13,8 @@ import (
 // version, concludes what has not started and asks the holders of leases to
 // stop. When nothing may still run the run is cancelled at once; otherwise it
 // stays cancelling until every sandbox of it, those of lost attempts too, is
-// reported terminated or its host is fenced. A run that had finished is ErrConflict; repeating changes nothing.
+// reported terminated or its host is fenced. A run that had finished is
+// ErrConflict; repeating changes nothing.
 func (e *Engine) Cancel(ctx context.Context, org ci.OrgID, actor string, id ci.RunID) error {
 	return e.transact(ctx, func(ctx context.Context, t *txn) error {
 		b, _, err := t.lockBoard(ctx, []ci.RunID{id}, nil)

@@ -113,7 +113,7 @@ func (t *txn) bindKeys(ctx context.Context, ops []*submitOp) ([]*submitOp, error
 	for _, op := range ops {
 		b, ok := bound[op.s.callKey()]
 		switch {
-		case !ok || op.s.IdempotencyKey == "" || b.Run == op.id:
+		case !ok || b.Run == op.id:
 			fresh = append(fresh, op)
 		case b.Digest != op.s.RequestDigest:
 			op.id = ""

@@ -2,7 +2,7 @@
 // migrations, and typed statements. It decides nothing; engine does.
 //
 // A transaction does no I/O but its own statements. Statements that lock rows
-// take them in the order session, run, queue, lease, job, org, each sorted by
+// take them in the order session, run, queue, lease, job, repo, org, each sorted by
 // its ID; the database's time is read after the locks (Tx.Now).
 package store
 
@@ -207,11 +207,8 @@ func (s *Store) retryable(err error) bool {
 // Now returns the database's time in microseconds, as it is at this moment: call
 // it after the transaction holds its locks, and once.
 func (t *Tx) Now(ctx context.Context) (int64, error) {
-	switch {
-	case t.s.now != nil:
-		return t.s.now(), nil
-	case t.s.d.nowSQL == "":
-		return time.Now().UnixMicro(), nil
+	if now, ok := t.s.ownNow(); ok {
+		return now, nil
 	}
 	row := t.db.QueryRowContext
 	if t.tx != nil {
@@ -220,6 +217,18 @@ func (t *Tx) Now(ctx context.Context) (int64, error) {
 	var now int64
 	err := row(ctx, t.s.d.nowSQL).Scan(&now)
 	return now, err
+}
+
+// ownNow returns the time where it is not a statement's to read.
+func (s *Store) ownNow() (now int64, ok bool) {
+	switch {
+	case s.now != nil:
+		return s.now(), true
+	case s.d.nowSQL == "":
+		return time.Now().UnixMicro(), true
+	default:
+		return 0, false
+	}
 }
 
 // stmt returns the prepared statement, on this transaction's connection if there

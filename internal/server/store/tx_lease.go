@@ -17,17 +17,14 @@ func (t *Tx) Lease(ctx context.Context, job ci.JobID) (Lease, bool, error) {
 	return one(ctx, t, "LeaseGet", scanLease, job)
 }
 
-// LeaseNow is Lease with the database's time as it was read; without a lease
-// there is no time.
+// LeaseNow is Lease with the database's time as it was read, in one statement;
+// without a lease the time may be 0.
 func (t *Tx) LeaseNow(ctx context.Context, job ci.JobID) (l Lease, ok bool, now int64, err error) {
 	l, ok, err = one(ctx, t, "LeaseGetNow", func(r scanner, v *Lease) error {
 		return scanLease(scanFunc(func(dest ...any) error { return r.Scan(append(dest, &now)...) }), v)
 	}, job)
-	switch {
-	case t.s.now != nil:
-		now = t.s.now()
-	case t.s.d.nowSQL == "":
-		now = time.Now().UnixMicro()
+	if own, has := t.s.ownNow(); has {
+		now = own
 	}
 	return l, ok, now, err
 }

@@ -123,9 +123,6 @@ SELECT id, offer FROM offer;
 SELECT os.offer_id, os.shape_id FROM offer_shape os
 WHERE os.offer_id IN (SELECT s.offer_id FROM session s WHERE s.present = 1);
 
--- name: OfferGet
-SELECT offer FROM offer WHERE id = $1;
-
 -- name: OfferShapeInsert
 INSERT INTO offer_shape (offer_id, shape_id) SELECT value->>'o', value->>'s' FROM json_each($1) WHERE true
 ON CONFLICT (offer_id, shape_id) DO NOTHING;
@@ -179,9 +176,6 @@ UPDATE queue SET open = 0 WHERE open = 1 AND NOT EXISTS (
   SELECT 1 FROM offer_shape os JOIN session s ON s.offer_id = os.offer_id AND s.present = 1 AND s.org_id = queue.org_id
   WHERE os.shape_id = queue.shape_id)
 RETURNING org_id;
-
--- name: QueuePublished
-UPDATE queue SET published = 1 WHERE job_id IN (SELECT key FROM json_each($1));
 
 -- name: QueueOpenCounts
 SELECT org_id, shape_id, COUNT(*) FROM queue WHERE open = 1 GROUP BY org_id, shape_id;
