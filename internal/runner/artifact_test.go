@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"forgeci/internal/archive"
+	"forgeci/internal/blob"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/runner/executor"
@@ -294,6 +296,55 @@ func TestUploadSurvivesFaults(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A server that names a part size which no store takes is told so; no number of
+// it makes the runner send less than everything, or fall.
+func TestPartSizesOfAnotherKindOfServerAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int64{math.MinInt64, -1, 0, blob.MaxPartSize + 1, math.MaxInt64 - 1, math.MaxInt64} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, _ *pipes, r *rig) {
+				s.partSize = size
+				r.exec.steps["build"] = func(_ context.Context, step executor.Step) executor.Result {
+					tree(t, step.Dir, map[string]string{"app": "an app"})
+					return executor.Result{}
+				}
+				j := s.add(job("build"), nil, func(t *protocol.Ticket) {
+					t.Job.Publish = []ci.ArtifactPublish{{Name: "app", Paths: []string{"app"}}}
+				})
+				r.start().finish(j)
+				r.drain()
+				if j.complete.Conclusion != ci.ConclusionFailed || len(j.complete.Artifacts) != 0 ||
+					!strings.Contains(j.complete.Detail, fmt.Sprintf("parts of %d bytes", size)) {
+					t.Errorf("%+v", j.complete)
+				}
+				for _, u := range j.uploads {
+					if u.sealed || u.puts != 0 {
+						t.Errorf("sealed %v after %d parts", u.sealed, u.puts)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestPartCount(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		size, part int64
+		want       int // 0: refused
+	}{
+		{1, 1, 1}, {10, 3, 4}, {9, 3, 3}, {1, blob.MaxPartSize, 1},
+		{blob.MaxParts, 1, blob.MaxParts}, {blob.MaxParts + 1, 1, 0},
+		{math.MaxInt64, 1, 0}, {math.MaxInt64, blob.MaxPartSize, 0},
+	} {
+		got, err := partCount(c.size, c.part)
+		if got != c.want || (c.want == 0) != errors.Is(err, ci.ErrIncompatible) {
+			t.Errorf("%d bytes in parts of %d: %d, %v", c.size, c.part, got, err)
+		}
+	}
 }
 
 // Decision 8: a failed job's outputs are sent for people to read, and not named

@@ -15,16 +15,14 @@ import (
 	"sync"
 
 	"forgeci/internal/archive"
+	"forgeci/internal/blob"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/workflow"
 )
 
-// Sending of parts.
-const (
-	partsAtOnce = 3
-	maxParts    = 10_000
-)
+// partsAtOnce is how many parts of an upload are sent at a time.
+const partsAtOnce = 3
 
 // errOutputMissing marks a required output that matched nothing.
 var errOutputMissing = errors.New("nothing was produced")
@@ -326,9 +324,19 @@ func (t *transfer) upload(ctx context.Context, request, name string, froze *froz
 	return session.ID, nil
 }
 
+// partCount is how many parts of the size that a server named make an upload. A
+// size that no store takes is refused, whatever number it is.
+func partCount(size, part int64) (int, error) {
+	if part <= 0 || part > blob.MaxPartSize || size > part*blob.MaxParts {
+		return 0, ci.Errorf(ci.ErrIncompatible, "the server asks for parts of %d bytes for an artifact of %d bytes", part, size)
+	}
+	return int((size + part - 1) / part), nil
+}
+
 func (t *transfer) sendParts(ctx context.Context, session protocol.ArtifactSession, froze *frozen) ([]protocol.ArtifactPart, error) {
-	if session.PartSize <= 0 || (froze.Size+session.PartSize-1)/session.PartSize > maxParts {
-		return nil, ci.Errorf(ci.ErrIncompatible, "parts of %d bytes for %d bytes", session.PartSize, froze.Size)
+	count, err := partCount(froze.Size, session.PartSize)
+	if err != nil {
+		return nil, err
 	}
 	f, err := os.Open(froze.file)
 	if err != nil {
@@ -341,7 +349,7 @@ func (t *transfer) sendParts(ctx context.Context, session protocol.ArtifactSessi
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	parts := make([]protocol.ArtifactPart, (froze.Size+session.PartSize-1)/session.PartSize)
+	parts := make([]protocol.ArtifactPart, count)
 	next := make(chan int)
 	var senders sync.WaitGroup
 	for range min(partsAtOnce, len(parts)) {
