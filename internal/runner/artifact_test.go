@@ -336,9 +336,14 @@ func TestPartCount(t *testing.T) {
 		size, part int64
 		want       int // 0: refused
 	}{
-		{1, 1, 1}, {10, 3, 4}, {9, 3, 3}, {1, blob.MaxPartSize, 1},
-		{blob.MaxParts, 1, blob.MaxParts}, {blob.MaxParts + 1, 1, 0},
-		{math.MaxInt64, 1, 0}, {math.MaxInt64, blob.MaxPartSize, 0},
+		{1, 1, 1},
+		{10, 3, 4},
+		{9, 3, 3},
+		{1, blob.MaxPartSize, 1},
+		{blob.MaxParts, 1, blob.MaxParts},
+		{blob.MaxParts + 1, 1, 0},
+		{math.MaxInt64, 1, 0},
+		{math.MaxInt64, blob.MaxPartSize, 0},
 	} {
 		got, err := partCount(c.size, c.part)
 		if got != c.want || (c.want == 0) != errors.Is(err, ci.ErrIncompatible) {
