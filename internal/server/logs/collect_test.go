@@ -1,11 +1,15 @@
 package logs_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"forgeci/internal/blob"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/server/logs"
@@ -117,33 +121,105 @@ func TestTwoNodesSealOnceAndLeaveNothing(t *testing.T) {
 	})
 }
 
-// What is left over while the database's clock is wrong is found when it is right.
-func TestOrphansAreFoundWhenTheClockHasBeenSetBack(t *testing.T) {
+// What is left over while the database's clock is wrong is found when it is right,
+// be it wrong for long or come and gone between two collections.
+func TestOrphansAreFoundWhateverTheClockDid(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ before, after time.Duration }{
+		"set back":             {-48 * time.Hour, 2 * time.Hour},
+		"set back and forward": {-48 * time.Hour, 48 * time.Hour},
+		"set forward":          {30 * 24 * time.Hour, 2 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			each(t, func(t *testing.T, w *world) {
+				collect := func() {
+					t.Helper()
+					if err := w.svc.Collect(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.Advance(48 * time.Hour)
+				collect()
+				w.Advance(c.before)
+				ref := w.job()
+				var wr writer
+				w.blob.after(ci.Errorf(ci.ErrUnavailable, "stored, but not answered"))
+				other := w.start() // it has not read the clock yet
+				if _, err := other.Append(t.Context(), w.held(ref), []protocol.Chunk{wr.chunk(0, protocol.Stdout, "x\n")}); err == nil {
+					t.Fatal("acknowledged")
+				}
+				if n := len(w.objects("logs/segments/")); n != 1 {
+					t.Fatalf("%d objects", n)
+				}
+				w.Advance(c.after)
+				collect()
+				if n := len(w.objects("logs/segments/")); n != 0 {
+					t.Errorf("%d objects left over", n)
+				}
+			})
+		})
+	}
+}
+
+// many is a store with very many old segments that no row names.
+type many struct {
+	blob.Store
+	keys  []string
+	lists int
+}
+
+func (m *many) List(_ context.Context, prefix, after string, limit int) (infos []blob.Info, _ error) {
+	if !strings.HasPrefix(prefix, "logs/segments/") {
+		return nil, nil
+	}
+	m.lists++
+	at, _ := slices.BinarySearch(m.keys, after+"\x00")
+	for _, k := range m.keys[at:min(at+limit, len(m.keys))] {
+		infos = append(infos, blob.Info{Key: k})
+	}
+	return infos, nil
+}
+
+func (m *many) Delete(_ context.Context, key string) error {
+	at, found := slices.BinarySearch(m.keys, key)
+	if found {
+		m.keys = slices.Delete(m.keys, at, at+1)
+	}
+	return nil
+}
+
+// One collection looks at a bounded number of objects of before its process; all
+// of them come to be looked at.
+func TestARoundThroughAllObjectsIsMadeInParts(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *world) {
-		collect := func() {
-			t.Helper()
-			if err := w.svc.Collect(t.Context()); err != nil {
-				t.Fatal(err)
+		m := &many{}
+		fill := func() {
+			for i := range 25_000 {
+				m.keys = append(m.keys, fmt.Sprintf("logs/segments/0/%016x-obj_%d", i, i))
 			}
 		}
-		w.Advance(48 * time.Hour)
-		collect()
-		w.Advance(-48 * time.Hour)
-		ref := w.job()
-		var wr writer
-		w.blob.after(ci.Errorf(ci.ErrUnavailable, "stored, but not answered"))
-		other := w.start() // it has not read the clock yet
-		if _, err := other.Append(t.Context(), w.held(ref), []protocol.Chunk{wr.chunk(0, protocol.Stdout, "x\n")}); err == nil {
-			t.Fatal("acknowledged")
+		fill()
+		cfg := w.cfg
+		cfg.Blob = m
+		svc := logs.New(cfg)
+		for _, want := range []int{15_000, 5_000, 0} {
+			m.lists = 0
+			if err := svc.Collect(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if len(m.keys) != want || m.lists > 21 {
+				t.Fatalf("%d objects left behind %d lists, not %d", len(m.keys), m.lists, want)
+			}
 		}
-		if n := len(w.objects("logs/segments/")); n != 1 {
-			t.Fatalf("%d objects", n)
-		}
-		w.Advance(2 * time.Hour)
-		collect()
-		if n := len(w.objects("logs/segments/")); n != 0 {
-			t.Errorf("%d objects left over", n)
+		// What comes of age is found at once, wherever the round is.
+		w.Advance(time.Hour)
+		fill()
+		aged := fmt.Sprintf("logs/segments/0/%016x-obj_aged", w.Now()-(time.Hour+time.Minute).Microseconds())
+		m.keys = append(m.keys, aged)
+		if err := svc.Collect(t.Context()); err != nil || slices.Contains(m.keys, aged) || len(m.keys) != 15_000 {
+			t.Fatalf("%d objects left: %v", len(m.keys), err)
 		}
 	})
 }

@@ -90,22 +90,21 @@ type Service struct {
 
 	mu sync.Mutex
 	// guarded by mu
-	queue   []*request
-	queued  int64
-	running bool // writers of Run take what is queued
-	stopped bool
-	hinted  map[store.AttemptKey]bool   // ended on this node, to be sealed at once
-	doubted map[store.AttemptKey]doubts // whose bytes are not given back
-	views   map[store.AttemptKey]*view
-	clock   clock
-	swept   [2]swept // how far segments and archives have been searched for orphans
+	queue    []*request
+	queued   int64
+	running  bool // writers of Run take what is queued
+	stopped  bool
+	hinted   map[store.AttemptKey]bool   // ended on this node, to be sealed at once
+	doubted  map[store.AttemptKey]doubts // whose bytes are not given back
+	views    map[store.AttemptKey]*view
+	clock    clock
+	searched [2]searched // segments and archives, for orphans
 }
 
-// swept is up to which time of objects' keys orphans have been searched for, and
-// when on the monotonic clock.
-type swept struct {
-	us int64
-	at time.Duration
+// searched is how far objects have been searched for orphans: keys.
+type searched struct {
+	fresh string // of what comes of age; "" before the first time
+	round string // of everything; "" at the beginning of a round
 }
 
 // clock remembers when the database's time was last read.
