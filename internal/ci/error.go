@@ -21,6 +21,7 @@ const (
 	ErrUnauthorized Kind = "unauthorized" // no or bad credential
 	ErrForbidden    Kind = "forbidden"    // the credential does not allow this
 	ErrNotFound     Kind = "not_found"    // no such object for this caller
+	ErrMethod       Kind = "method"       // there is such an address, but nothing to do with this method
 	ErrConflict     Kind = "conflict"     // the object's state does not allow this, or the key was used for something else
 	ErrLeaseLost    Kind = "lease_lost"   // the lease named is not current; Reject says why
 	ErrRunEnded     Kind = "run_ended"    // the run has ended

@@ -110,7 +110,7 @@ func codeOf(err error) int {
 		return exitUsage
 	case ci.ErrUnauthorized, ci.ErrForbidden, ci.ErrNotFound, ci.ErrConflict, ci.ErrRunEnded, ci.ErrGone:
 		return exitDenied
-	case ci.ErrLeaseLost, ci.ErrRateLimited, ci.ErrUnavailable, ci.ErrDigest, ci.ErrIncompatible, ci.ErrInternal:
+	case ci.ErrLeaseLost, ci.ErrRateLimited, ci.ErrUnavailable, ci.ErrDigest, ci.ErrIncompatible, ci.ErrMethod, ci.ErrInternal:
 		return exitInfra
 	default:
 		return exitInfra

@@ -29,7 +29,7 @@ func TestExitCodesOfErrors(t *testing.T) {
 	for kind, want := range map[ci.Kind]int{
 		ci.ErrInvalid: 2, ci.ErrTooLarge: 2, ci.ErrUnsafe: 2,
 		ci.ErrUnauthorized: 4, ci.ErrForbidden: 4, ci.ErrNotFound: 4, ci.ErrConflict: 4, ci.ErrRunEnded: 4, ci.ErrGone: 4,
-		ci.ErrLeaseLost: 5, ci.ErrRateLimited: 5, ci.ErrUnavailable: 5, ci.ErrDigest: 5, ci.ErrIncompatible: 5, ci.ErrInternal: 5,
+		ci.ErrLeaseLost: 5, ci.ErrRateLimited: 5, ci.ErrUnavailable: 5, ci.ErrDigest: 5, ci.ErrIncompatible: 5, ci.ErrMethod: 5, ci.ErrInternal: 5,
 	} {
 		if got := codeOf(fmt.Errorf("do: %w", ci.Errorf(kind, "x"))); got != want {
 			t.Errorf("%s: %d, want %d", kind, got, want)

@@ -59,7 +59,7 @@ func TestProblem_survives_the_wire(t *testing.T) {
 	kinds := []ci.Kind{
 		ci.ErrInvalid, ci.ErrUnauthorized, ci.ErrForbidden, ci.ErrNotFound, ci.ErrConflict, ci.ErrLeaseLost,
 		ci.ErrRunEnded, ci.ErrGone, ci.ErrTooLarge, ci.ErrRateLimited, ci.ErrUnavailable, ci.ErrDigest,
-		ci.ErrUnsafe, ci.ErrIncompatible,
+		ci.ErrUnsafe, ci.ErrIncompatible, ci.ErrMethod,
 	}
 	for _, kind := range kinds {
 		t.Run(string(kind), func(t *testing.T) {

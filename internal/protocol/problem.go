@@ -29,6 +29,8 @@ func Status(k ci.Kind) int {
 		return http.StatusForbidden
 	case ci.ErrNotFound:
 		return http.StatusNotFound
+	case ci.ErrMethod:
+		return http.StatusMethodNotAllowed
 	case ci.ErrConflict, ci.ErrLeaseLost:
 		return http.StatusConflict
 	case ci.ErrRunEnded, ci.ErrGone:
@@ -125,8 +127,10 @@ func kindOfStatus(status int) ci.Kind {
 		return ci.ErrUnauthorized
 	case http.StatusForbidden:
 		return ci.ErrForbidden
-	case http.StatusNotFound, http.StatusMethodNotAllowed:
+	case http.StatusNotFound:
 		return ci.ErrNotFound
+	case http.StatusMethodNotAllowed:
+		return ci.ErrMethod
 	case http.StatusConflict, http.StatusPreconditionFailed:
 		return ci.ErrConflict
 	case http.StatusGone:

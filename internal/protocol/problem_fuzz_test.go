@@ -25,7 +25,7 @@ func FuzzProblem(f *testing.F) {
 		e := errorFrom(&http.Response{StatusCode: status, Status: http.StatusText(status), Request: r, Header: http.Header{"Retry-After": {wait}}}, body)
 		switch e.Kind {
 		case ci.ErrNotFound, ci.ErrConflict, ci.ErrInvalid, ci.ErrForbidden, ci.ErrUnauthorized, ci.ErrLeaseLost, ci.ErrRunEnded, ci.ErrRateLimited,
-			ci.ErrUnavailable, ci.ErrTooLarge, ci.ErrUnsafe, ci.ErrDigest, ci.ErrGone, ci.ErrIncompatible, ci.ErrInternal:
+			ci.ErrUnavailable, ci.ErrTooLarge, ci.ErrUnsafe, ci.ErrDigest, ci.ErrGone, ci.ErrIncompatible, ci.ErrMethod, ci.ErrInternal:
 		default:
 			t.Errorf("%d: nobody knows the kind %q", status, e.Kind)
 		}

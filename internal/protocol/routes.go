@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"net/http"
 	"net/url"
 	"strings"
 )
@@ -106,6 +107,19 @@ const (
 	MediaEvents   = "text/event-stream"
 	MediaSnapshot = "application/zstd"
 )
+
+// Methods lists, in order of the alphabet, the methods for which mux has a route
+// at the request's path; routes for every method do not count.
+func Methods(mux *http.ServeMux, r *http.Request) []string {
+	var methods []string
+	for _, m := range []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodPatch, http.MethodPost, http.MethodPut} {
+		_, pattern := mux.Handler(&http.Request{Method: m, Host: r.Host, URL: r.URL})
+		if strings.Contains(pattern, " ") {
+			methods = append(methods, m)
+		}
+	}
+	return methods
+}
 
 // Endpoint fills the wildcards of a route from left to right with escaped
 // values and returns method and path. Too few or too many values are a defect

@@ -96,7 +96,7 @@ func transient(err error) bool {
 	case ci.ErrUnavailable, ci.ErrRateLimited, ci.ErrInternal, ci.ErrUnauthorized:
 		return true
 	case ci.ErrInvalid, ci.ErrForbidden, ci.ErrNotFound, ci.ErrConflict, ci.ErrLeaseLost, ci.ErrRunEnded,
-		ci.ErrGone, ci.ErrTooLarge, ci.ErrDigest, ci.ErrUnsafe, ci.ErrIncompatible:
+		ci.ErrGone, ci.ErrTooLarge, ci.ErrDigest, ci.ErrUnsafe, ci.ErrIncompatible, ci.ErrMethod:
 		return false
 	default:
 		return true

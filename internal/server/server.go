@@ -189,7 +189,7 @@ func (s *Server) openBlob(ctx context.Context, key []byte) (mount http.Handler, 
 func (s *Server) handler(rest *api.API, site *web.Site, blobs http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	machine := rest.Handler()
-	for _, p := range []string{"/v1/", "/healthz", "/readyz", "/metrics", "/openapi.json"} {
+	for _, p := range []string{"/v1", "/v1/", "/healthz", "/readyz", "/metrics", "/openapi.json"} {
 		mux.Handle(p, machine)
 	}
 	if blobs != nil {

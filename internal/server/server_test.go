@@ -21,10 +21,7 @@ func TestAServerStartsWithNothingAndStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	<-s.Started()
+	stop := start(t, s)
 	admin, registration := s.Tokens()
 	for _, path := range []string{admin, registration} {
 		info, err := os.Stat(path)
@@ -44,14 +41,26 @@ func TestAServerStartsWithNothingAndStops(t *testing.T) {
 	if got := get(t, s.URL()+"/v1/workflow-runs", strings.TrimSpace(string(token))); got != 200 {
 		t.Errorf("with the admin token: %d, want 200", got)
 	}
-	cancel()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Fatal(err)
+	stop()
+}
+
+// start runs a server; stop ends it and waits until it has ended.
+func start(t *testing.T, s *server.Server) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	<-s.Started()
+	return func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("the server did not stop")
 		}
-	case <-time.After(20 * time.Second):
-		t.Fatal("the server did not stop")
 	}
 }
 

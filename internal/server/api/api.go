@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"forgeci/internal/blob"
@@ -100,17 +101,23 @@ func (a *API) Handler() http.Handler {
 	for _, r := range a.Routes() {
 		mux.Handle(r.Pattern, a.serve(r))
 	}
-	mux.HandleFunc("/v1/", a.noRoute)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { a.noRoute(w, r, protocol.Methods(mux, r)) })
 	return mux
 }
 
-// noRoute answers what is not in the table.
-func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
+// noRoute answers what is not in the table; methods are those that the table has
+// for the path.
+func (a *API) noRoute(w http.ResponseWriter, r *http.Request, methods []string) {
 	id := ci.IDSource{}.New(ci.PrefixRequest)
 	w.Header().Set(protocol.HeaderRequest, id)
 	err := WellFormed(r)
-	if err == nil {
-		err = ci.Errorf(ci.ErrNotFound, "no route %s %s: /openapi.json lists them all", r.Method, clip(r.URL.Path, 200))
+	switch {
+	case err != nil:
+	case len(methods) > 0:
+		w.Header().Set("Allow", strings.Join(methods, ", "))
+		err = ci.Errorf(ci.ErrMethod, "%s is answered to %s, not to %s", clip(r.URL.Path, 200), strings.Join(methods, " and "), clip(r.Method, 20))
+	default:
+		err = ci.Errorf(ci.ErrNotFound, "no route %s %s: /openapi.json lists them all", clip(r.Method, 20), clip(r.URL.Path, 200))
 	}
 	a.fail(w, r, id, err)
 }

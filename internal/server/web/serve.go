@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
 	"forgeci/internal/server/auth"
 	"forgeci/internal/server/web/ansi"
 )
@@ -98,11 +99,15 @@ func (s *Site) open(f func(*request) error) http.Handler {
 	})
 }
 
-// nothing answers what is at no address: a page with the site's frame, for
-// whoever asks.
+// nothing answers what is at no address, and what a page is not there for: a page
+// with the site's frame, for whoever asks.
 func (s *Site) nothing(q *request) error {
 	if v, err := s.viewer(q.Request); err == nil {
 		q.viewer = v
+	}
+	if methods := protocol.Methods(s.mux, q.Request); len(methods) > 0 {
+		q.w.Header().Set("Allow", strings.Join(methods, ", "))
+		return ci.Errorf(ci.ErrMethod, "%s is answered to %s, not to %s.", cut(q.URL.Path, 200), strings.Join(methods, " and "), cut(q.Method, 20))
 	}
 	return ci.Errorf(ci.ErrNotFound, "There is no page at %s. It may have moved, or its address is not written right.", cut(q.URL.Path, 200))
 }
@@ -221,6 +226,8 @@ func describe(err error) failure {
 		f.Status, f.Title = http.StatusForbidden, "Not allowed"
 	case ci.ErrNotFound:
 		f.Status, f.Title = http.StatusNotFound, "Not found"
+	case ci.ErrMethod:
+		f.Status, f.Title = http.StatusMethodNotAllowed, "Not this way"
 	case ci.ErrConflict, ci.ErrLeaseLost, ci.ErrRunEnded:
 		f.Status, f.Title = http.StatusConflict, "That is not possible now"
 	case ci.ErrGone:

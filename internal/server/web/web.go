@@ -192,6 +192,7 @@ type Site struct {
 	cfg    Config
 	pages  *pages
 	assets *assets
+	mux    *http.ServeMux // of all routes
 }
 
 // New returns the pages. Templates and assets are part of the binary and
@@ -204,7 +205,11 @@ func New(cfg Config) *Site {
 		cfg.Heartbeat = 5 * time.Second
 	}
 	a := loadAssets()
-	return &Site{cfg: cfg, assets: a, pages: parsePages(a)}
+	s := &Site{cfg: cfg, assets: a, pages: parsePages(a), mux: http.NewServeMux()}
+	for _, r := range s.Routes() {
+		s.mux.Handle(r.Mux(), r.Handler)
+	}
+	return s
 }
 
 // Routes lists every route of the pages, wrapped in Headers. POST routes rely
