@@ -536,8 +536,11 @@ func (w *world) checkTicket(r *runner, t *protocol.Ticket) {
 	})
 }
 
-// checkRenewed compares a heartbeat's answer with the database.
-func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply) {
+// checkRenewed compares the answer to a heartbeat that arrived at a time with the
+// database. What was renewed need not be live any more: the answer may have taken
+// longer, inside the server (which records that the session is back) as on its way,
+// and promises nothing that the runner counts from when it asked.
+func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply, arrived int64) {
 	w.read(func(tx *store.Tx) error {
 		for i, ref := range refs {
 			l, ok, err := tx.Lease(w.ctx, ref.Job)
@@ -552,7 +555,7 @@ func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply) {
 					w.bad("the holder is heard", "heartbeat: %v is current and was called lost", ref)
 				}
 			case protocol.LeaseRenewed, protocol.LeaseCancel:
-				if !held || l.ExpiresUS <= w.dbNow() {
+				if !held || l.ExpiresUS-ttlUS < arrived {
 					w.bad("what is answered is stored", "heartbeat: %v was renewed", ref)
 				}
 				if (l.Cancel != 0) != (rep.Leases[i].Answer == protocol.LeaseCancel) {

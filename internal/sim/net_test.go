@@ -311,13 +311,14 @@ type snapshot struct {
 	attempt store.Attempt
 	made    bool
 	moved   int64
-	commits int  // transactions stored before
-	batch   bool // it is executed with others
-	session bool // an upload session of the request was there
+	at      int64 // database time
+	commits int   // transactions stored before
+	batch   bool  // it is executed with others
+	session bool  // an upload session of the request was there
 }
 
 func (w *world) before(c *call) snapshot {
-	s := snapshot{moved: w.moved, commits: w.commits}
+	s := snapshot{moved: w.moved, at: w.dbNow(), commits: w.commits}
 	if c.ref == nil {
 		return s
 	}
@@ -453,11 +454,12 @@ func (w *world) live(ref ci.LeaseRef) (ok bool) {
 func (s snapshot) ended() bool { return s.made && s.attempt.State == ci.StateFinished }
 
 // acceptedAt is the database's time when what an accepted call has done was
-// stored; the answer may have taken longer.
+// stored, or when one that stores nothing came to the guard; the answer may have
+// taken longer, and gives what the guard allowed then.
 func (w *world) acceptedAt(s snapshot) int64 {
 	switch {
 	case w.commits == s.commits:
-		return w.dbNow()
+		return s.at
 	case s.batch: // one of them, at the earliest the first
 		return w.stamps[s.commits]
 	default:

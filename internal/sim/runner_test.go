@@ -361,9 +361,11 @@ func (r *runner) beat() {
 		refs[i] = k.ref
 	}
 	session := r.session
+	var arrived int64
 	w.send(&call{route: routeHeartbeat, text: fmt.Sprintf("%s %d leases", r.name, len(refs)), from: r, exec: func(n *node) (any, error) {
+		arrived = w.dbNow()
 		return n.e.Renew(w.ctx, r.who, session, refs)
-	}, truth: func(rep any) { w.checkRenewed(refs, rep.(protocol.HeartbeatReply)) }, may: []ci.Kind{ci.ErrNotFound}, done: func(rep any, err error) {
+	}, truth: func(rep any) { w.checkRenewed(refs, rep.(protocol.HeartbeatReply), arrived) }, may: []ci.Kind{ci.ErrNotFound}, done: func(rep any, err error) {
 		r.beating = false
 		if err != nil {
 			return
