@@ -75,9 +75,17 @@ func (w *world) close() books {
 			}
 		}
 	}
-	w.server.Signal(w.t, syscall.SIGTERM)
-	if code := w.server.Wait(w.t, patience); code != 0 {
-		w.t.Errorf("the server ended with %d after SIGTERM", code)
+	servers := []*testkit.Process{w.server}
+	if w.other != nil {
+		servers = append(servers, w.other.proc)
+	}
+	for _, p := range servers {
+		p.Signal(w.t, syscall.SIGTERM)
+	}
+	for _, p := range servers {
+		if code := p.Wait(w.t, patience); code != 0 {
+			w.t.Errorf("a server ended with %d after SIGTERM", code)
+		}
 	}
 	if left := testkit.ProcessesWith(w.t, w.house); len(left) > 0 {
 		w.t.Errorf("%d processes of the installation are left: %v", len(left), left)

@@ -1,13 +1,18 @@
 package e2e_test
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	mathrand "math/rand/v2"
+	"net/http"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"forgeci/internal/protocol"
 	"forgeci/internal/testkit"
 )
 
@@ -43,6 +48,111 @@ func TestChaos_R22_ServerDrains(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Two servers on one database and one bucket, behind a balancer, are restarted one
+// after the other, again and again, while jobs go on, end and arrive: each is
+// served whichever node is away, and a caller that repeats a failed call once
+// never sees one fail.
+func TestChaos_R22_RollingRestart(t *testing.T) {
+	t.Parallel()
+	sum := newTally(t, "R22-rolling")
+	bucket := testkit.S3(t)
+	w := newWorld(t, config{ttl: calm, database: testkit.Postgres(t), blob: &bucket, second: true})
+	throughIt(t, w, func(during func()) {
+		stop := w.askAllTheTime(sum)
+		restart := func(p *testkit.Process, again func() *testkit.Process, away func()) *testkit.Process {
+			began := time.Now()
+			p.Signal(t, syscall.SIGTERM)
+			away() // from the first moment on
+			if code := p.Wait(t, patience); code != 0 {
+				t.Errorf("a server ended with %d", code)
+			}
+			sum.most("ms of a drain", int(time.Since(began).Milliseconds()))
+			if has(p.Stderr(), "cut off") {
+				t.Error("somebody's call kept a server from ending, and was cut off")
+			}
+			p = again()
+			w.front.WaitReady(t)
+			sum.add("restarts", 1)
+			return p
+		}
+		served := func() {
+			id := w.submit("\n  - name: arrives\n    runs_on: [b]\n    steps: ['seq 1 20']\n", nil)
+			w.outcome(w.finished(id), "success", map[string]string{"arrives": "success"})
+			job := w.job(id, "arrives")
+			w.attempts(job, "success *")
+			if got := w.log(job.ID, 1, "stdout"); got != numbers(1, 20) {
+				t.Errorf("the log of a job that arrived while a server was away: %q", got)
+			}
+		}
+		one := func() *testkit.Process { return w.start(w.data, w.addr) }
+		two := func() *testkit.Process { return w.start(w.other.data, w.other.addr) }
+		w.server = restart(w.server, one, during)
+		w.other.proc = restart(w.other.proc, two, served)
+		for range 2 * setting[int]("rounds") {
+			w.server = restart(w.server, one, served)
+			w.other.proc = restart(w.other.proc, two, served)
+		}
+		stop()
+	})
+	sum.add("calls that met a node that had gone", w.front.Lost())
+}
+
+// askAllTheTime reads through the balancer until stop is called, and repeats each
+// call that fails once.
+func (w *world) askAllTheTime(sum *tally) (stop func()) {
+	w.t.Helper()
+	token := w.token("admin.token")
+	ask := func() error {
+		req, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url()+strings.TrimPrefix(protocol.RouteListRuns, "GET "), nil)
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		return err
+	}
+	end := make(chan struct{})
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+			}
+			err := ask()
+			if err != nil {
+				sum.add("calls repeated", 1)
+				err = ask()
+			}
+			if w.t.Context().Err() != nil {
+				return // the test has failed
+			}
+			if err != nil {
+				w.t.Errorf("a call and its repeat failed: %v", err)
+				return
+			}
+			sum.add("calls", 1)
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		close(end)
+		asking.Wait()
+	})
+	w.t.Cleanup(stop)
+	return stop
 }
 
 // Runners are told to stop at any moment of a stream of jobs, and started again:

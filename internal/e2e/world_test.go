@@ -68,17 +68,22 @@ type config struct {
 	database string        // SQLite if not set
 	blob     *s3.Config    // the data directory if not set
 	data     string        // a temporary directory if not set
+	// second starts another server on the database and the object store, and a
+	// balancer before both.
+	second bool
 }
 
-// world is one installation: a server, its runners' machines, and a place where
-// jobs and the test leave signs for each other.
+// world is one installation: a server, or two, runners' machines, and a place
+// where jobs and the test leave signs for each other.
 type world struct {
 	t        *testing.T
 	config   config
 	data     string
 	addr     string
-	mark     string // variable in the environment of every process of every job
-	house    string // the same for the server, the runners and all commands
+	other    *node             // the second server; nil if there is none
+	front    *testkit.Balancer // before both; nil if there is one
+	mark     string            // variable in the environment of every process of every job
+	house    string            // the same for the server, the runners and all commands
 	signs    string
 	server   *testkit.Process
 	people   *protocol.Client
@@ -110,6 +115,9 @@ func newWorld(t *testing.T, c config) *world {
 		}
 	})
 	w.serve()
+	if c.second {
+		w.join()
+	}
 	client, err := protocol.NewClient(protocol.ClientConfig{BaseURL: w.url(), Token: w.token("admin.token")})
 	if err != nil {
 		t.Fatal(err)
@@ -119,20 +127,61 @@ func newWorld(t *testing.T, c config) *world {
 	return w
 }
 
-func (w *world) url() string { return "http://" + w.addr }
+// url is where runners and people reach the installation.
+func (w *world) url() string {
+	if w.front != nil {
+		return w.front.URL()
+	}
+	return "http://" + w.addr
+}
 
 // serve starts the server, again on the same data and address after its end.
 func (w *world) serve() {
 	w.t.Helper()
-	args := []string{"server", "--data", w.data, "--listen", w.addr, "--lease-ttl", w.config.ttl.String()}
+	w.server = w.start(w.data, w.addr)
+}
+
+// start starts a server process and returns when it is ready.
+func (w *world) start(data, addr string) *testkit.Process {
+	w.t.Helper()
+	args := []string{"server", "--data", data, "--listen", addr, "--lease-ttl", w.config.ttl.String()}
 	if w.config.database != "" {
 		args = append(args, "--database", w.config.database)
 	}
 	if b := w.config.blob; b != nil {
 		args = append(args, "--blob", fmt.Sprintf("s3://%s:%s@%s/%s?insecure=true", b.AccessKey, b.SecretKey, b.Endpoint, b.Bucket))
 	}
-	w.server = testkit.Start(w.t, testkit.Command{Args: args, Env: []string{w.house}})
-	w.server.WaitReady(w.t, w.url()+"/readyz")
+	p := testkit.Start(w.t, testkit.Command{Args: args, Env: []string{w.house}})
+	p.WaitReady(w.t, "http://"+addr+"/readyz")
+	return p
+}
+
+// node is a server beside the first one.
+type node struct {
+	data, addr string
+	proc       *testkit.Process // the latest
+}
+
+// join starts the second server, with the key and the tokens of the first, and
+// the balancer.
+func (w *world) join() {
+	w.t.Helper()
+	w.other = &node{data: filepath.Join(w.t.TempDir(), "server"), addr: testkit.FreeAddr(w.t)}
+	if err := os.Mkdir(w.other.data, 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, name := range []string{"server.key", "admin.token", "registration.token"} {
+		b, err := os.ReadFile(filepath.Join(w.data, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(w.other.data, name), b, 0o600)
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	w.other.proc = w.start(w.other.data, w.other.addr)
+	w.front = testkit.NewBalancer(w.t, w.addr, w.other.addr)
+	w.front.WaitReady(w.t)
 }
 
 // token reads a token that the server made.
