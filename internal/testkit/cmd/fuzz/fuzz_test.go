@@ -20,6 +20,31 @@ PASS
 	}
 }
 
+// The one failure that is none: Go's coordinator took the end of the time for it.
+// Whatever else is said is a failure.
+func TestTheEndOfTheTimeIsNoFailure(t *testing.T) {
+	t.Parallel()
+	const progress = "fuzz: elapsed: 0s, gathering baseline coverage: 0/16 completed\nfuzz: elapsed: 10s, execs: 100 (33/sec), new interesting: 1 (total: 17)\n"
+	const ended = "--- FAIL: FuzzX (10.01s)\n    context deadline exceeded\nFAIL\n"
+	for name, c := range map[string]struct {
+		output string
+		want   bool
+	}{
+		"the race":               {progress + ended, true},
+		"without progress":       {ended, false},
+		"another target":         {progress + strings.ReplaceAll(ended, "FuzzX", "FuzzXY"), false},
+		"an input":               {progress + strings.TrimSuffix(ended, "FAIL\n") + "    Failing input written to testdata/fuzz/FuzzX/1\n    To re-run:\n    go test -run=FuzzX/1\nFAIL\n", false},
+		"an input fails with it": {progress + "--- FAIL: FuzzX (1.01s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:1: context deadline exceeded\n    \nFAIL\n", false},
+		"a seed fails with it":   {progress + "failure while testing seed corpus entry: FuzzX/a\n" + ended, false},
+		"a worker that died":     {progress + "--- FAIL: FuzzX (3.01s)\n    fuzzing process hung or terminated unexpectedly: exit status 2\nFAIL\n", false},
+		"more behind it":         {progress + ended + "panic: x\n", false},
+	} {
+		if got := timeEnded("FuzzX", c.output); got != c.want {
+			t.Errorf("%s: %v\n%s", name, got, c.output)
+		}
+	}
+}
+
 // A target that fails is named with the input that fails it, one without a
 // committed corpus is refused, and the others are run all the same.
 func TestAFailureNamesItsTargetAndItsInput(t *testing.T) {

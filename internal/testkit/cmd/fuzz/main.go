@@ -1,11 +1,14 @@
-// Command fuzz runs the project's fuzz targets one after another.
+// Command fuzz runs the project's fuzz targets, as many at once as there are
+// processors.
 //
 //	fuzz [-time 10s] [-only NAME] [PACKAGES]
 //
-// Each target begins with its committed corpus. What a target finds is written
-// into its corpus by the Go command, and named here. The last line of standard
-// output is one JSON object; the exit code is 1 when a target failed or when a
-// target has no committed corpus.
+// All packages are built first, so that the time of a target goes into fuzzing.
+// Each target begins with its committed corpus and with nothing that earlier runs
+// have found interesting: no run depends on those before it. An input that fails
+// is written into the corpus, and named here. The last line of standard output is
+// one JSON object; the exit code is 1 when a target failed or when a target has
+// no committed corpus.
 package main
 
 import (
@@ -16,9 +19,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -64,50 +66,49 @@ func run(ctx context.Context, out io.Writer, each time.Duration, only string, pa
 	if len(targets) == 0 {
 		return s, errors.New("no fuzz target")
 	}
+	temp, err := os.MkdirTemp("", "forgeci-fuzz-")
+	if err != nil {
+		return s, err
+	}
+	defer os.RemoveAll(temp) //nolint:errcheck // a leftover in the temporary directory harms nothing
+	l, err := newLab(ctx, temp, each, targets)
+	if err != nil {
+		return s, err
+	}
 	var failed []error
+	var mu sync.Mutex // guards s, failed and out
+	var workers sync.WaitGroup
+	work := make(chan target)
+	for range l.atOnce {
+		workers.Go(func() {
+			for t := range work {
+				seeds, r, err := l.try(ctx, t)
+				mu.Lock()
+				s.Targets++
+				s.Seeds += seeds
+				s.Executions += r.executions
+				s.Interesting += r.interesting
+				if err != nil {
+					s.Failures++
+					failed = append(failed, fmt.Errorf("%s %s: %w", t.pkg, t.name, err))
+					fmt.Fprintf(out, "FAIL  %s %s: %v\n%s", t.pkg, t.name, err, r.output)
+				} else {
+					fmt.Fprintf(out, "ok    %s %s: %d seeds, %d executions, %d new interesting\n", t.pkg, t.name, seeds, r.executions, r.interesting)
+				}
+				mu.Unlock()
+			}
+		})
+	}
 	for _, t := range targets {
-		s.Targets++
-		seeds, err := filepath.Glob(filepath.Join(t.dir, "testdata", "fuzz", t.name, "*"))
-		s.Seeds += len(seeds)
-		if err == nil && len(seeds) == 0 {
-			err = errors.New("no committed corpus in testdata/fuzz/" + t.name)
-		}
-		var r result
-		if err == nil {
-			r, err = fuzz(ctx, t, each)
-		}
 		if ctx.Err() != nil {
-			return s, context.Cause(ctx)
+			break
 		}
-		s.Executions += r.executions
-		s.Interesting += r.interesting
-		if err != nil {
-			s.Failures++
-			failed = append(failed, fmt.Errorf("%s %s: %w", t.pkg, t.name, err))
-			fmt.Fprintf(out, "FAIL  %s %s: %v\n%s", t.pkg, t.name, err, r.output)
-			continue
-		}
-		fmt.Fprintf(out, "ok    %s %s: %d seeds, %d executions, %d new interesting\n", t.pkg, t.name, len(seeds), r.executions, r.interesting)
+		work <- t
+	}
+	close(work)
+	workers.Wait()
+	if ctx.Err() != nil {
+		return s, context.Cause(ctx)
 	}
 	return s, errors.Join(failed...)
-}
-
-// fuzz runs one target.
-func fuzz(ctx context.Context, t target, each time.Duration) (result, error) {
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t.name+"$",
-		"-fuzztime", each.String(), "-fuzzminimizetime", "20x", ".")
-	cmd.Dir = t.dir
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
-	cmd.WaitDelay = 10 * time.Second
-	output, err := cmd.CombinedOutput()
-	r := read(string(output))
-	switch {
-	case err == nil && r.executions == 0:
-		return r, errors.New("nothing was executed")
-	case err != nil && r.input != "":
-		return r, fmt.Errorf("fails on %s; again with: go test -run '%s' %s",
-			filepath.Join(t.dir, r.input), t.name+"/"+filepath.Base(r.input), t.pkg)
-	default:
-		return r, err
-	}
 }

@@ -20,11 +20,11 @@ import (
 )
 
 // target is one fuzz function.
-type target struct{ pkg, dir, name string }
+type target struct{ module, pkg, dir, name string }
 
 // find reads the targets from the test files that this platform builds.
 func find(ctx context.Context, only string, packages []string) ([]target, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, packages...)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,Module,TestGoFiles,XTestGoFiles"}, packages...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -34,6 +34,7 @@ func find(ctx context.Context, only string, packages []string) ([]target, error)
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p struct {
 			ImportPath, Dir           string
+			Module                    struct{ Path string }
 			TestGoFiles, XTestGoFiles []string
 		}
 		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
@@ -49,7 +50,7 @@ func find(ctx context.Context, only string, packages []string) ([]target, error)
 			for _, d := range file.Decls {
 				f, ok := d.(*ast.FuncDecl)
 				if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Fuzz") && strings.Contains(f.Name.Name, only) {
-					found = append(found, target{p.ImportPath, p.Dir, f.Name.Name})
+					found = append(found, target{p.Module.Path, p.ImportPath, p.Dir, f.Name.Name})
 				}
 			}
 		}
