@@ -43,6 +43,9 @@ type Config struct {
 	Grace time.Duration
 	// LogLimit bounds the log of an attempt in bytes; 0 means 1 GiB and a bit.
 	LogLimit int64
+	// Keep is how long callers' idempotency keys and ended sessions are kept at
+	// least; 0 means DefaultKeep.
+	Keep time.Duration
 	// Jitter returns a number in [0, 1); nil means math/rand.
 	Jitter func() float64
 	// Monotonic is a clock that never jumps, to notice jumps of the database's
@@ -101,6 +104,9 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 	if c.LogLimit == 0 {
 		c.LogLimit = DefaultLogLimit
 	}
+	if c.Keep == 0 {
+		c.Keep = DefaultKeep
+	}
 	if c.Jitter == nil {
 		c.Jitter = rand.Float64
 	}
@@ -153,7 +159,8 @@ func (e *Engine) EnsureOrg(ctx context.Context, name string) (store.Org, error) 
 	return org, err
 }
 
-// Run owns the engine's goroutines (the merging writer, renewals, the sweep) and
+// Run owns the engine's goroutines (the merging writer, renewals, the sweep, the
+// tidying) and
 // returns when ctx is done and all have ended. Calls that wait then get
 // ErrUnavailable.
 func (e *Engine) Run(ctx context.Context) {
@@ -161,6 +168,7 @@ func (e *Engine) Run(ctx context.Context) {
 	wg.Go(func() { e.writer.run(ctx) })
 	wg.Go(func() { e.renewals.run(ctx) })
 	wg.Go(func() { e.sweepLoop(ctx) })
+	wg.Go(func() { e.tidyLoop(ctx) })
 	wg.Wait()
 	e.hub.wakeAll()
 }

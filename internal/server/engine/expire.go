@@ -234,6 +234,7 @@ func (e *Engine) silentSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.hub.keepUnheard(e.fleet.present)
 	sweeps := 2 * ci.SweepEvery(e.LeaseTTL)
 	heard, fresh, doubted := e.fleet.doubts(e.LeaseTTL - sweeps)
 	if len(heard)+len(fresh)+len(doubted) == 0 {

@@ -164,6 +164,14 @@ func (f *fleet) polling(id ci.SessionID, delta int) int {
 
 func (p *presence) hear(now time.Duration) { p.seen, p.heard = now, max(now, 1) }
 
+// present reports whether this node thinks a session present.
+func (f *fleet) present(id ci.SessionID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.sessions[id]
+	return ok
+}
+
 // doubts returns what this node has to say of sessions: those that others doubt
 // and that it has heard of within d, those that have been silent for longer than
 // d, and those of them that are doubted already.
@@ -315,10 +323,11 @@ func (t *txn) internShape(ctx context.Context, need ci.Requirements, now int64) 
 // internOffer stores what a session offers and joins it with the shapes it meets.
 func (t *txn) internOffer(ctx context.Context, offer policy.Offer, now int64) (string, map[string]bool, error) {
 	id, text := intern("ofr", offer)
-	if _, err := t.InsertOffer(ctx, id, text, now); err != nil {
+	// Under the lock, since an offer that is there already may be being collected.
+	if _, err := t.LockMeta(ctx, metaShapes); err != nil {
 		return "", nil, err
 	}
-	if _, err := t.LockMeta(ctx, metaShapes); err != nil {
+	if _, err := t.InsertOffer(ctx, id, text, now); err != nil {
 		return "", nil, err
 	}
 	shapes, err := t.Shapes(ctx)

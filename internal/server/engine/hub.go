@@ -201,6 +201,18 @@ func (h *hub) signal(sessions map[ci.SessionID]bool) {
 	}
 }
 
+// keepUnheard drops the hints for sessions that will not come for them. comes is
+// asked under the lock. LOCK ORDER: hub, then fleet.
+func (h *hub) keepUnheard(comes func(ci.SessionID) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range h.unheard {
+		if !comes(id) {
+			delete(h.unheard, id)
+		}
+	}
+}
+
 // unheardMost bounds the hints that wait for sessions that may never ask.
 const unheardMost = 10_000
 

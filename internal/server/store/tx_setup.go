@@ -217,6 +217,9 @@ func (t *Tx) ClaimIdempotency(ctx context.Context, ks []Idempotency, now int64) 
 	for _, v := range rows {
 		out[v.CallKey] = v
 	}
+	if err == nil && len(out) != len(m) {
+		err = ErrSerialization // one was collected between the two statements
+	}
 	return out, err
 }
 

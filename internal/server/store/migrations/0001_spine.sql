@@ -107,6 +107,8 @@ CREATE TABLE session (
   UNIQUE (runner_id, request_id)
 );
 CREATE INDEX session_present ON session (offer_id) WHERE present = 1;
+CREATE INDEX session_offer ON session (offer_id);
+CREATE INDEX session_ended ON session (gone_us) WHERE state = 'ended';
 
 CREATE TABLE run (
   id TEXT PRIMARY KEY,
@@ -294,6 +296,7 @@ CREATE TABLE idempotency (
   created_us BIGINT NOT NULL,
   PRIMARY KEY (org_id, caller, scope, key)
 );
+CREATE INDEX idempotency_old ON idempotency (created_us);
 
 CREATE TABLE outbox (
   id TEXT PRIMARY KEY,

@@ -222,3 +222,22 @@ UPDATE session SET state = 'draining' WHERE id = $1 AND state = 'open';
 
 -- name: SessionEnd
 UPDATE session SET state = 'ended', present = 0, gone_us = $2 WHERE id = $1 AND state <> 'ended';
+
+-- name: SessionsCollect
+-- Ended ones that are not their runner's latest, which a new session has to name,
+-- and have no lease left, which is found by its session's runner.
+DELETE FROM session WHERE id IN (
+  SELECT s.id FROM session s WHERE s.state = 'ended' AND s.gone_us < $1
+    AND NOT EXISTS (SELECT 1 FROM runner r WHERE r.id = s.runner_id AND r.session_id = s.id)
+    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.session_id = s.id)
+  ORDER BY s.gone_us LIMIT $2 /*lock skip*/);
+
+-- name: OffersUnused
+SELECT o.id FROM offer o WHERE o.created_us < $1
+  AND NOT EXISTS (SELECT 1 FROM session s WHERE s.offer_id = o.id) ORDER BY o.id LIMIT $2;
+
+-- name: OffersPart
+DELETE FROM offer_shape WHERE offer_id IN (SELECT key FROM json_each($1));
+
+-- name: OffersDelete
+DELETE FROM offer WHERE id IN (SELECT key FROM json_each($1));

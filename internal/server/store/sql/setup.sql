@@ -89,6 +89,10 @@ ON CONFLICT (org_id, caller, scope, key) DO NOTHING;
 SELECT org_id, caller, scope, key, digest, run_id FROM idempotency WHERE (org_id, caller, scope, key) IN
   (SELECT value->>'o', value->>'c', value->>'s', value->>'k' FROM json_each($1));
 
+-- name: IdempotencyCollect
+DELETE FROM idempotency WHERE (org_id, caller, scope, key) IN
+  (SELECT org_id, caller, scope, key FROM idempotency WHERE created_us < $1 ORDER BY created_us LIMIT $2 /*lock skip*/);
+
 -- name: RejectionsAdd
 INSERT INTO rejection (org_id, route, reason, n)
 SELECT value->>'o', value->>'r', value->>'w', CAST(value->>'n' AS BIGINT) FROM json_each($1) WHERE true
