@@ -231,7 +231,7 @@ if [ -n "$pid" ] && kill -CONT "$pid" 2>/dev/null; then kill -QUIT "$pid"; wait 
 rm -rf "$root"
 `
 
-func startPostgres(durable bool) (*PostgresServer, error) {
+func startPostgres(durable bool, settings ...string) (*PostgresServer, error) {
 	bin, err := findPostgres()
 	if err != nil {
 		return nil, err
@@ -256,7 +256,7 @@ func startPostgres(durable bool) (*PostgresServer, error) {
 	if err := copyTree(template, filepath.Join(root, "data")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(root))
 	}
-	if err := s.prepare(bin, durable); err != nil {
+	if err := s.prepare(bin, durable, settings...); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(root))
 	}
 	if err := s.launch(); err != nil {
@@ -266,7 +266,7 @@ func startPostgres(durable bool) (*PostgresServer, error) {
 }
 
 // prepare starts what will start the server.
-func (s *PostgresServer) prepare(bin postgresPrograms, durable bool) error {
+func (s *PostgresServer) prepare(bin postgresPrograms, durable bool, more ...string) error {
 	if s.account != nil {
 		if err := os.Chown(s.root, int(s.account.Uid), int(s.account.Gid)); err != nil {
 			return err
@@ -285,7 +285,7 @@ func (s *PostgresServer) prepare(bin postgresPrograms, durable bool) error {
 		settings = append(settings, "fsync=off", "full_page_writes=off", "synchronous_commit=off")
 	}
 	args := []string{"-c", supervisorScript, "postgres-supervisor", s.root, bin.postgres, "-D", filepath.Join(s.root, "data")}
-	for _, setting := range settings {
+	for _, setting := range append(settings, more...) {
 		args = append(args, "-c", setting)
 	}
 	// Not exec.CommandContext: the server lives as long as the process.

@@ -9,7 +9,9 @@ import (
 // OpenPostgres starts a private cluster for a program that is no test; a
 // durable one flushes every commit to disk as a production server does. Close
 // ends it, and so does the end of the program, however it ends.
-func OpenPostgres(durable bool) (*PostgresServer, error) { return startPostgres(durable) }
+func OpenPostgres(durable bool, settings ...string) (*PostgresServer, error) {
+	return startPostgres(durable, settings...)
+}
 
 // Close stops the server and removes its files.
 func (s *PostgresServer) Close() error { return s.end() }

@@ -51,6 +51,10 @@ func (b *bench) controlPlane(ctx context.Context) (err error) {
 	}
 	wait := w.profile(ctx, "control-plane", 20*time.Second)
 	defer wait()
+	statements, err := w.statements(ctx, "control-plane")
+	if err != nil {
+		return err
+	}
 	from := time.Now()
 	if err := p.sustain(ctx, rate, measured); err != nil {
 		return err
@@ -58,6 +62,9 @@ func (b *bench) controlPlane(ctx context.Context) (err error) {
 	to := time.Now()
 	used, err := w.server.cpu()
 	if err != nil {
+		return err
+	}
+	if err := statements(); err != nil {
 		return err
 	}
 	b.logf("control_plane: at %d runs/s the server used %.0f%% of one processor, %.2f ms a job (load %s)", rate,

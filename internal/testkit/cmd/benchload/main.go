@@ -27,7 +27,7 @@ import (
 
 func main() {
 	only := flag.String("only", "", "run only these benches, separated by commas")
-	profiles := flag.String("profiles", "", "keep CPU profiles of drain and control_plane in this directory")
+	profiles := flag.String("profiles", "", "keep CPU profiles of drain and control_plane, and what each statement cost, in this directory")
 	binary := flag.String("forgeci", "", "measure this binary; the default is built from this tree")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

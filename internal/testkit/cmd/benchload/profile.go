@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"forgeci/internal/testkit"
 )
@@ -21,6 +25,58 @@ func (b *bench) adminArgs(p *string) ([]string, error) {
 	address, err := testkit.FreeAddress()
 	*p = address
 	return []string{"--admin-listen", address}, err
+}
+
+// postgresSettings let PostgreSQL count what each statement costs when profiles
+// are wanted.
+func (b *bench) postgresSettings() []string {
+	if b.profiles == "" {
+		return nil
+	}
+	return []string{"shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track_utility=on"}
+}
+
+// statements writes what each statement of the world's database has cost since
+// the function was called, the dearest first, when the function that it returns
+// is called.
+func (w *world) statements(ctx context.Context, name string) (write func() error, err error) {
+	if w.b.profiles == "" {
+		return func() error { return nil }, nil
+	}
+	db, err := pgx.Connect(ctx, w.database)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := db.Exec(ctx, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements"); err != nil {
+		return nil, errors.Join(err, db.Close(ctx))
+	}
+	if _, err := db.Exec(ctx, "SELECT pg_stat_statements_reset()"); err != nil {
+		return nil, errors.Join(err, db.Close(ctx))
+	}
+	return func() (err error) {
+		defer func() { err = errors.Join(err, db.Close(ctx)) }()
+		rows, err := db.Query(ctx, `SELECT total_exec_time, calls, rows, shared_blks_hit, wal_bytes::BIGINT, regexp_replace(query, '\s+', ' ', 'g')
+			FROM pg_stat_statements ORDER BY total_exec_time DESC`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		var out strings.Builder
+		out.WriteString("total ms\tcalls\trows\tblocks\tWAL bytes\tstatement\n")
+		for rows.Next() {
+			var total float64
+			var calls, n, blocks, wal int64
+			var text string
+			if err := rows.Scan(&total, &calls, &n, &blocks, &wal, &text); err != nil {
+				return err
+			}
+			fmt.Fprintf(&out, "%.1f\t%d\t%d\t%d\t%d\t%.200s\n", total, calls, n, blocks, wal, text)
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(w.b.profiles, name+"-statements.tsv"), []byte(out.String()), 0o644)
+	}, nil
 }
 
 // profile takes the CPU profiles of the world's processes for a while. The

@@ -30,7 +30,7 @@ type postgresCluster struct{ server *testkit.PostgresServer }
 // database returns the URL of an empty PostgreSQL database.
 func (b *bench) database() (string, error) {
 	if b.postgres == nil {
-		s, err := testkit.OpenPostgres(true)
+		s, err := testkit.OpenPostgres(true, b.postgresSettings()...)
 		if err != nil {
 			return "", err
 		}
