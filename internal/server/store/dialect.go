@@ -71,7 +71,7 @@ func postgres() *dialect {
 		now:        "now_us()",
 		lockRows:   "FOR UPDATE",
 		skipLocked: "FOR UPDATE SKIP LOCKED",
-		jsonEach:   "json_each",
+		jsonEach:   "jsonb_each",
 		text:       `TEXT COLLATE "C"`,
 		bytes:      "BYTEA",
 		cachesText: true,
@@ -213,6 +213,7 @@ func (d *dialect) rewrite(text string) string {
 	text = strings.ReplaceAll(text, "/*lock skip*/", d.skipLocked)
 	text = strings.ReplaceAll(text, "/*lock*/", d.lockRows)
 	text = strings.ReplaceAll(text, "/*now*/", d.now)
+	text = strings.ReplaceAll(text, "json_each(", d.jsonEach+"(")
 	if d.name == "sqlite" {
 		text = regexp.MustCompile(`\$(\d+)`).ReplaceAllString(text, "?$1")
 	}
