@@ -49,10 +49,21 @@ type Config struct {
 type API struct {
 	Config
 	files *workflowFiles
+	repos *store.Reads[ci.RepoID, store.Repo]
 }
 
 // New prepares the API; it starts nothing.
-func New(c Config) *API { return &API{Config: c, files: newWorkflowFiles()} }
+func New(c Config) *API {
+	a := &API{Config: c, files: newWorkflowFiles()}
+	a.repos = store.NewReads(func(ctx context.Context, ids []ci.RepoID) (rs map[ci.RepoID]store.Repo, err error) {
+		err = c.Store.Read(ctx, func(tx *store.Tx) error {
+			rs, err = tx.Repos(ctx, ids)
+			return err
+		})
+		return rs, err
+	})
+	return a
+}
 
 // Lease says how a lease route treats the tuple.
 type Lease string

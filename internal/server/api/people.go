@@ -75,15 +75,10 @@ func (a *API) ensureLocalRepo(w http.ResponseWriter, r *http.Request, c caller) 
 // repo returns the repository of the path, if the viewer may see it.
 func (a *API) repo(ctx context.Context, r *http.Request, c caller) (store.Repo, error) {
 	id := ci.RepoID(r.PathValue("repo_id"))
-	var repo store.Repo
-	err := a.Store.Read(ctx, func(tx *store.Tx) error {
-		got, ok, err := tx.Repo(ctx, c.viewer.Org, id)
-		if err == nil && !ok {
-			err = ci.Errorf(ci.ErrNotFound, "no repository %s", clip(string(id), 60))
-		}
-		repo = got
-		return err
-	})
+	repo, ok, err := a.repos.Get(ctx, id)
+	if err == nil && (!ok || repo.Org != c.viewer.Org) {
+		err = ci.Errorf(ci.ErrNotFound, "no repository %s", clip(string(id), 60))
+	}
 	return repo, err
 }
 

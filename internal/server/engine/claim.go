@@ -64,7 +64,7 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	p, stop := e.hub.listen(who.Org, session.Offer, key)
 	defer stop()
 	// Behind the listening: what is opened from now on is heard of.
-	work, err := e.claimable(ctx, session, key)
+	work, err := e.look(ctx, session, key)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			if session, err = e.claimer(ctx, who, req.Session); err != nil {
 				return nil, err
 			}
-			if work, err = e.claimable(ctx, session, key); err != nil {
+			if work, err = e.look(ctx, session, key); err != nil {
 				return nil, err
 			}
 		case <-p.woken:
@@ -130,33 +130,76 @@ func (e *Engine) wasGranted(ctx context.Context, key store.ClaimKey) (bool, erro
 
 // claimer returns the session of a claim and notes that it was heard of.
 func (e *Engine) claimer(ctx context.Context, who Identity, id ci.SessionID) (s store.Session, err error) {
-	err = e.Store.Read(ctx, func(tx *store.Tx) error {
-		var ok bool
-		if s, ok, err = tx.Session(ctx, id); err != nil {
-			return err
-		}
-		return mayClaim(s, ok, who)
-	})
+	s, ok, err := e.sessions.Get(ctx, id)
+	if err == nil {
+		err = mayClaim(s, ok, who)
+	}
 	if err == nil && !e.fleet.seen(s.ID, false) {
 		err = e.sessionBack(ctx, s)
 	}
 	return s, err
 }
 
-// claimable looks, without locks, whether a claim is worth a transaction: an
-// idle poll writes nothing.
-func (e *Engine) claimable(ctx context.Context, s store.Session, key store.ClaimKey) (work bool, err error) {
-	err = e.Store.Read(ctx, func(tx *store.Tx) error {
-		old, err := tx.AttemptsByClaim(ctx, []store.ClaimKey{key})
-		if err != nil || len(old) > 0 {
-			work = true
-			return err
+func (e *Engine) sessionsNow(ctx context.Context, ids []ci.SessionID) (map[ci.SessionID]store.Session, error) {
+	out := make(map[ci.SessionID]store.Session, len(ids))
+	err := e.Store.Read(ctx, func(tx *store.Tx) error {
+		ss, err := tx.Sessions(ctx, ids)
+		for _, s := range ss {
+			out[s.ID] = s
 		}
-		shapes, err := tx.OpenShapes(ctx, s.Org, s.Offer)
-		work = len(shapes) > 0
 		return err
 	})
+	return out, err
+}
+
+// look is the question whether a claim is worth a transaction.
+type look struct {
+	claim store.ClaimKey
+	org   ci.OrgID
+	offer string
+}
+
+func (e *Engine) look(ctx context.Context, s store.Session, key store.ClaimKey) (bool, error) {
+	work, _, err := e.looks.Get(ctx, look{key, s.Org, s.Offer})
 	return work, err
+}
+
+// claimable looks, without locks, which claims are worth a transaction: an idle
+// poll writes nothing.
+func (e *Engine) claimable(ctx context.Context, ls []look) (map[look]bool, error) {
+	type served struct {
+		org   ci.OrgID
+		offer string
+	}
+	out := make(map[look]bool, len(ls))
+	err := e.Store.Read(ctx, func(tx *store.Tx) error {
+		keys := make([]store.ClaimKey, len(ls))
+		for i, l := range ls {
+			keys[i] = l.claim
+		}
+		old, err := tx.AttemptsByClaim(ctx, keys)
+		if err != nil {
+			return err
+		}
+		made := make(map[store.ClaimKey]bool, len(old))
+		for _, a := range old {
+			made[store.ClaimKey{Session: a.Session, Request: a.ClaimRequest}] = true
+		}
+		open := map[served]bool{}
+		for _, l := range ls {
+			of := served{l.org, l.offer}
+			if _, known := open[of]; !known && !made[l.claim] {
+				shapes, err := tx.OpenShapes(ctx, l.org, l.offer)
+				if err != nil {
+					return err
+				}
+				open[of] = len(shapes) > 0
+			}
+			out[l] = made[l.claim] || open[of]
+		}
+		return nil
+	})
+	return out, err
 }
 
 func mayClaim(s store.Session, ok bool, who Identity) error {
@@ -394,25 +437,28 @@ func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []
 // ticket renders what the runner needs to know; all of it is frozen by now.
 func (e *Engine) ticket(ctx context.Context, ref ci.LeaseRef) (*protocol.Ticket, error) {
 	t := &protocol.Ticket{Lease: ref, LeaseTTL: ci.Duration(e.LeaseTTL), Grace: ci.Duration(e.Grace)}
-	err := e.Store.Read(ctx, func(tx *store.Tx) error {
-		row, ok, err := tx.Ticket(ctx, ref.Job)
-		if err != nil || !ok {
-			return errors.Join(err, noRow(ok))
-		}
-		if err := json.Unmarshal([]byte(row.Spec), &t.Job); err != nil {
-			return err
-		}
-		var plan ci.Plan
-		if err := json.Unmarshal([]byte(row.Run.Plan), &plan); err != nil {
-			return err
-		}
-		t.OperationID = row.OperationID
-		t.Source = protocol.Source{Digest: row.Source.Digest, Blob: row.Source.BlobDigest, Size: row.Source.Size}
-		t.Run = protocol.RunInfo{
-			Number: row.Run.Number, Repo: row.RepoName, Workflow: row.Run.Workflow, Path: row.Run.Path, Event: row.Run.Event,
-			CommitSHA: row.Run.CommitSHA, Ref: row.Run.Ref, Message: row.Run.Message, Author: row.Run.Author, ParentRun: row.Run.Parent,
-			Trust: row.Run.Trust, Inputs: plan.Inputs, URL: e.RunURL(ref.Run),
-		}
+	row, ok, err := e.tickets.Get(ctx, ref.Job)
+	if err != nil || !ok {
+		return nil, errors.Join(err, noRow(ok))
+	}
+	if err := json.Unmarshal([]byte(row.Spec), &t.Job); err != nil {
+		return nil, err
+	}
+	var plan ci.Plan
+	if err := json.Unmarshal([]byte(row.Run.Plan), &plan); err != nil {
+		return nil, err
+	}
+	t.OperationID = row.OperationID
+	t.Source = protocol.Source{Digest: row.Source.Digest, Blob: row.Source.BlobDigest, Size: row.Source.Size}
+	t.Run = protocol.RunInfo{
+		Number: row.Run.Number, Repo: row.RepoName, Workflow: row.Run.Workflow, Path: row.Run.Path, Event: row.Run.Event,
+		CommitSHA: row.Run.CommitSHA, Ref: row.Run.Ref, Message: row.Run.Message, Author: row.Run.Author, ParentRun: row.Run.Parent,
+		Trust: row.Run.Trust, Inputs: plan.Inputs, URL: e.RunURL(ref.Run),
+	}
+	if len(t.Job.Needs)+len(t.Job.Restore) == 0 {
+		return t, nil
+	}
+	err = e.Store.Read(ctx, func(tx *store.Tx) (err error) {
 		if len(t.Job.Needs) > 0 {
 			needs, err := tx.NeedsOf(ctx, []ci.JobID{ref.Job})
 			if err != nil {
@@ -427,6 +473,15 @@ func (e *Engine) ticket(ctx context.Context, ref ci.LeaseRef) (*protocol.Ticket,
 		return nil, err
 	}
 	return t, nil
+}
+
+// ticketRows reads what tickets of jobs say.
+func (e *Engine) ticketRows(ctx context.Context, jobs []ci.JobID) (out map[ci.JobID]store.Ticket, err error) {
+	err = e.Store.Read(ctx, func(tx *store.Tx) error {
+		out, err = tx.Tickets(ctx, jobs)
+		return err
+	})
+	return out, err
 }
 
 func noRow(ok bool) error {

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"forgeci/internal/ci"
 	"forgeci/internal/server/policy"
 	"forgeci/internal/server/store"
 )
@@ -46,16 +45,7 @@ func (g *clockGuard) read(ctx context.Context, tx *store.Tx) (int64, error) {
 	return g.taken(func() (int64, error) { return tx.Now(ctx) })
 }
 
-// lease is read with the live lease of a job, in one statement: without a lease
-// there is no time, and none is needed.
-func (g *clockGuard) lease(ctx context.Context, tx *store.Tx, job ci.JobID) (l store.Lease, ok bool, now int64, err error) {
-	now, err = g.taken(func() (now int64, err error) {
-		l, ok, now, err = tx.LeaseNow(ctx, job)
-		return now, err
-	})
-	return l, ok, now, err
-}
-
+// taken is read for a clock that is read with something else; a time of 0 is none.
 func (g *clockGuard) taken(read func() (int64, error)) (int64, error) {
 	for try := 1; ; try++ {
 		before := g.mono()

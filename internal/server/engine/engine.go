@@ -74,6 +74,10 @@ type Engine struct {
 	Config
 	incarnation string
 	writer      *writer
+	leases      *store.Reads[ci.JobID, leaseAt]
+	sessions    *store.Reads[ci.SessionID, store.Session]
+	looks       *store.Reads[look, bool]
+	tickets     *store.Reads[ci.JobID, store.Ticket]
 	renewals    *renewals
 	hub         *hub
 	fleet       *fleet
@@ -117,6 +121,8 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 	e := &Engine{Config: c, hub: newHub(), fleet: newFleet(c.Monotonic), rejects: newRejects(), kick: make(chan struct{}, 1)}
 	e.clock = &clockGuard{ttl: c.LeaseTTL, mono: c.Monotonic}
 	e.writer = newWriter(e)
+	e.leases, e.sessions = store.NewReads(e.leasesNow), store.NewReads(e.sessionsNow)
+	e.looks, e.tickets = store.NewReads(e.claimable), store.NewReads(e.ticketRows)
 	e.renewals = newRenewals(e)
 	err := c.Store.Write(ctx, func(tx *store.Tx) error {
 		if err := tx.InsertMeta(ctx, metaIncarnation, "1"); err != nil {

@@ -58,27 +58,7 @@ func (e *Engine) Hold(ctx context.Context, who Identity, ref ci.LeaseRef, route 
 func (e *Engine) HoldOr(ctx context.Context, who Identity, ref ci.LeaseRef, route string, access Access,
 	repeated func() (bool, error),
 ) (Held, bool, error) {
-	var h Held
-	err := e.repairing(ctx, func(tx *store.Tx) error {
-		lease, ok, now, err := e.clock.lease(ctx, tx, ref.Job)
-		if err != nil {
-			return err
-		}
-		var l *store.Lease
-		if ok {
-			l = &lease
-		}
-		reject := judge(who, ref, l, now, access)
-		if reject == ci.RejectNone {
-			h = Held{ref: ref, org: who.Org, cancelling: lease.Cancel != 0}
-			return nil
-		}
-		reject, err = classify(ctx, tx, who, ref, l, reject)
-		if err != nil {
-			return err
-		}
-		return ci.Rejected(reject)
-	})
+	h, err := e.hold(ctx, who, ref, access)
 	if err == nil {
 		return h, false, nil
 	}
@@ -94,6 +74,52 @@ func (e *Engine) HoldOr(ctx context.Context, who Identity, ref ci.LeaseRef, rout
 	}
 	e.noteReject(who, ref, route, err)
 	return Held{}, false, err
+}
+
+func (e *Engine) hold(ctx context.Context, who Identity, ref ci.LeaseRef, access Access) (Held, error) {
+	lease, ok, err := e.leases.Get(ctx, ref.Job)
+	if err != nil {
+		return Held{}, err
+	}
+	var l *store.Lease
+	if ok {
+		l = &lease.Lease
+	}
+	reject := judge(who, ref, l, lease.now, access)
+	if reject == ci.RejectNone {
+		return Held{ref: ref, org: who.Org, cancelling: lease.Cancel != 0}, nil
+	}
+	err = e.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		reject, err = classify(ctx, tx, who, ref, l, reject)
+		return err
+	})
+	if err != nil {
+		return Held{}, err
+	}
+	return Held{}, ci.Rejected(reject)
+}
+
+// leaseAt is a live lease at the database's time now.
+type leaseAt struct {
+	store.Lease
+	now int64
+}
+
+// leasesNow reads live leases with the time, for the guard.
+func (e *Engine) leasesNow(ctx context.Context, jobs []ci.JobID) (map[ci.JobID]leaseAt, error) {
+	out := make(map[ci.JobID]leaseAt, len(jobs))
+	err := e.repairing(ctx, func(tx *store.Tx) error {
+		var leases []store.Lease
+		now, err := e.clock.taken(func() (now int64, err error) {
+			leases, now, err = tx.LeasesNow(ctx, jobs)
+			return now, err
+		})
+		for _, l := range leases {
+			out[l.Job] = leaseAt{l, now}
+		}
+		return err
+	})
+	return out, err
 }
 
 // read runs fn on a connection that reads with the database's time; a jump of

@@ -72,7 +72,7 @@ func (t *txn) submitBatch(ctx context.Context, ops []*submitOp) error {
 	for i, op := range ops {
 		switch {
 		case repos[op.s.Repo].Org != op.s.Org:
-			*op.err = ci.Errorf(ci.ErrNotFound, "no repository %s", op.s.Repo)
+			*op.err = ci.Errorf(ci.ErrNotFound, "no repository %s", clip(string(op.s.Repo), 60))
 		case !published[sources[i]]:
 			*op.err = ci.Errorf(ci.ErrNotFound, "no source %s: upload the snapshot first", op.s.Source)
 		default:

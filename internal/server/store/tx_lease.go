@@ -17,16 +17,16 @@ func (t *Tx) Lease(ctx context.Context, job ci.JobID) (Lease, bool, error) {
 	return one(ctx, t, "LeaseGet", scanLease, job)
 }
 
-// LeaseNow is Lease with the database's time as it was read, in one statement;
-// without a lease the time may be 0.
-func (t *Tx) LeaseNow(ctx context.Context, job ci.JobID) (l Lease, ok bool, now int64, err error) {
-	l, ok, err = one(ctx, t, "LeaseGetNow", func(r scanner, v *Lease) error {
+// LeasesNow returns the live leases of jobs with the database's time as it was
+// when the last of them was read; without a lease the time may be 0.
+func (t *Tx) LeasesNow(ctx context.Context, jobs []ci.JobID) (ls []Lease, now int64, err error) {
+	ls, err = query(ctx, t, "LeasesNow", func(r scanner, v *Lease) error {
 		return scanLease(scanFunc(func(dest ...any) error { return r.Scan(append(dest, &now)...) }), v)
-	}, job)
+	}, keys(jobs))
 	if own, has := t.s.ownNow(); has {
 		now = own
 	}
-	return l, ok, now, err
+	return ls, now, err
 }
 
 type scanFunc func(dest ...any) error
@@ -390,6 +390,11 @@ func (t *Tx) LockSessions(ctx context.Context, ids []ci.SessionID) ([]Session, e
 		return nil, err
 	}
 	return query(ctx, t, "SessionsGet", scanSession, set)
+}
+
+// Sessions returns sessions without locking them.
+func (t *Tx) Sessions(ctx context.Context, ids []ci.SessionID) ([]Session, error) {
+	return query(ctx, t, "SessionsGet", scanSession, keys(ids))
 }
 
 // DoubtSessions records that a node has not heard of present sessions for long.

@@ -39,13 +39,22 @@ type Ticket struct {
 	Spec        string // ci.JobSpec, JSON
 }
 
-// Ticket returns what the runner of a job is told.
-func (t *Tx) Ticket(ctx context.Context, job ci.JobID) (Ticket, bool, error) {
-	return one(ctx, t, "TicketGet", func(r scanner, v *Ticket) error {
-		return r.Scan(&v.Run.Org, &v.Run.Number, &v.Run.Parent, &v.Run.Workflow, &v.Run.Path, &v.Run.Plan, &v.Run.Event, &v.Run.CommitSHA,
+// Tickets returns what the runners of jobs are told.
+func (t *Tx) Tickets(ctx context.Context, jobs []ci.JobID) (map[ci.JobID]Ticket, error) {
+	type row struct {
+		job ci.JobID
+		Ticket
+	}
+	rows, err := query(ctx, t, "TicketsGet", func(r scanner, v *row) error {
+		return r.Scan(&v.job, &v.Run.Org, &v.Run.Number, &v.Run.Parent, &v.Run.Workflow, &v.Run.Path, &v.Run.Plan, &v.Run.Event, &v.Run.CommitSHA,
 			&v.Run.Ref, &v.Run.Message, &v.Run.Author, &v.Run.Trust, &v.RepoName, &v.Source.Digest, &v.Source.BlobDigest,
 			&v.Source.Size, &v.OperationID, &v.Spec)
-	}, job)
+	}, keys(jobs))
+	out := make(map[ci.JobID]Ticket, len(rows))
+	for _, r := range rows {
+		out[r.job] = r.Ticket
+	}
+	return out, err
 }
 
 // Runs returns runs without locking them.

@@ -113,11 +113,6 @@ func (t *Tx) EnsureRepo(ctx context.Context, id ci.RepoID, org ci.OrgID, host, h
 	return r, err
 }
 
-// Repo returns a repository of the organisation.
-func (t *Tx) Repo(ctx context.Context, org ci.OrgID, id ci.RepoID) (Repo, bool, error) {
-	return one(ctx, t, "RepoGet", scanRepo, id, org)
-}
-
 // Repos returns repositories of any organisation: the caller compares.
 func (t *Tx) Repos(ctx context.Context, ids []ci.RepoID) (map[ci.RepoID]Repo, error) {
 	rows, err := query(ctx, t, "ReposGet", scanRepo, keys(ids))

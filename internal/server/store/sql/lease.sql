@@ -7,8 +7,8 @@ SELECT {{lease}} FROM lease WHERE job_id IN (SELECT key FROM json_each($1)) ORDE
 -- name: LeaseGet
 SELECT {{lease}} FROM lease WHERE job_id = $1;
 
--- name: LeaseGetNow
-SELECT {{lease}}, /*now*/ FROM lease WHERE job_id = $1;
+-- name: LeasesNow
+SELECT {{lease}}, /*now*/ FROM lease WHERE job_id IN (SELECT key FROM json_each($1));
 
 -- name: LeasesRenew
 UPDATE lease SET expires_us = $3 WHERE {{lease_is_current}} RETURNING job_id, cancel;

@@ -12,13 +12,14 @@ FROM json_each($1) WHERE true;
 -- name: RunGet
 SELECT {{run}} FROM run WHERE id = $1;
 
--- name: TicketGet
--- What a runner is told of its job and its run.
-SELECT r.org_id, r.number, r.parent_id, r.workflow, r.path, r.plan, r.event, r.commit_sha, r.ref, r.message, r.author, r.trust,
+-- name: TicketsGet
+-- What runners are told of their jobs and their runs; all of it is there, and a
+-- LEFT JOIN keeps PostgreSQL from beginning with another table than job.
+SELECT j.id, r.org_id, r.number, r.parent_id, r.workflow, r.path, r.plan, r.event, r.commit_sha, r.ref, r.message, r.author, r.trust,
   p.name, s.digest, s.blob_digest, s.size, j.operation_id, j.spec
-FROM job j JOIN run r ON r.id = j.run_id JOIN repo p ON p.id = r.repo_id
-  JOIN source s ON s.org_id = r.org_id AND s.digest = r.source_digest
-WHERE j.id = $1;
+FROM job j LEFT JOIN run r ON r.id = j.run_id LEFT JOIN repo p ON p.id = r.repo_id
+  LEFT JOIN source s ON s.org_id = r.org_id AND s.digest = r.source_digest
+WHERE j.id IN (SELECT key FROM json_each($1));
 
 -- name: RunsGet
 SELECT {{run}} FROM run WHERE id IN (SELECT key FROM json_each($1));

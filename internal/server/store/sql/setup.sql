@@ -59,9 +59,6 @@ ON CONFLICT (org_id, host, host_key) DO NOTHING;
 -- name: RepoByKey
 SELECT id, org_id, host, name, retry_default FROM repo WHERE org_id = $1 AND host = $2 AND host_key = $3;
 
--- name: RepoGet
-SELECT id, org_id, host, name, retry_default FROM repo WHERE id = $1 AND org_id = $2;
-
 -- name: ReposGet
 SELECT id, org_id, host, name, retry_default FROM repo WHERE id IN (SELECT key FROM json_each($1));
 
