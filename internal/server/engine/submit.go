@@ -145,8 +145,8 @@ type pin struct {
 	bindings []store.Binding
 }
 
-// insertRuns inserts runs with their jobs: pinned ones finished, those without
-// unfinished needs decided, the others waiting.
+// insertRuns inserts runs with their jobs: pinned ones finished, those that need
+// nothing ready, others without unfinished needs decided, the rest waiting.
 func (t *txn) insertRuns(ctx context.Context, news []newRun) error {
 	count := map[ci.RepoID]int64{}
 	for _, n := range news {
@@ -174,10 +174,15 @@ func (t *txn) insertRuns(ctx context.Context, news []newRun) error {
 		if err != nil {
 			return err
 		}
-		for i, r := range own {
-			specs[r.ID] = n.Plan.Jobs[i]
-			if r.State != ci.StateFinished {
+		for i := range own {
+			j, spec := &own[i].Job, n.Plan.Jobs[i]
+			specs[j.ID] = spec
+			if j.State != ci.StateFinished {
 				run.JobsLeft++
+			}
+			if j.State == ci.StateWaiting && len(spec.Needs) == 0 && spec.If == "" {
+				j.ReadyUS = now
+				t.makeReady(j, 0)
 			}
 		}
 		runs = append(runs, run)
@@ -201,8 +206,17 @@ func (t *txn) insertRuns(ctx context.Context, news []newRun) error {
 	return t.startRuns(ctx, runs, rows, specs)
 }
 
-// startRuns decides about the jobs of new runs that have no unfinished need.
+// startRuns decides about the waiting jobs of new runs that have no unfinished need.
 func (t *txn) startRuns(ctx context.Context, runs []store.Run, rows []store.NewJob, specs map[ci.JobID]ci.JobSpec) error {
+	var start []ci.JobID
+	for _, r := range rows {
+		if r.State == ci.StateWaiting && r.NeedsLeft == 0 {
+			start = append(start, r.ID)
+		}
+	}
+	if len(start) == 0 {
+		return nil
+	}
 	ids := make([]ci.RunID, len(runs))
 	for i, r := range runs {
 		ids[i] = r.ID
@@ -211,12 +225,6 @@ func (t *txn) startRuns(ctx context.Context, runs []store.Run, rows []store.NewJ
 	b, _, err := t.lockBoard(ctx, ids, nil)
 	if err != nil {
 		return err
-	}
-	var start []ci.JobID
-	for _, r := range rows {
-		if r.State == ci.StateWaiting && r.NeedsLeft == 0 {
-			start = append(start, r.ID)
-		}
 	}
 	if err := b.lockJobs(ctx, start); err != nil {
 		return err

@@ -120,7 +120,7 @@ func (t *Tx) InsertJobs(ctx context.Context, jobs []NewJob, needs [][2]ci.JobID)
 			"run": j.Run, "org": j.Org, "idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
 			"prio": j.Prio, "chain": j.Chain, "allow": j.AllowFailure, "op": j.OperationID, "needs": j.NeedsLeft,
 			"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "outputs": j.Outputs, "pinned": j.PinnedFrom,
-			"finished": j.FinishedUS,
+			"finished": j.FinishedUS, "generation": j.Generation, "ready": j.ReadyUS,
 		}
 	}
 	if _, err := t.exec(ctx, "JobsInsert", object(m)); err != nil {

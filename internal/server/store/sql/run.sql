@@ -49,11 +49,11 @@ UPDATE run SET state = 'running', started_us = $2 WHERE id IN (
 
 -- name: JobsInsert
 INSERT INTO job (id, run_id, org_id, idx, name, key, spec, shape_id, prio, chain, allow_failure, operation_id, needs_left,
-  state, conclusion, reason, outputs, pinned_from, finished_us)
+  state, conclusion, reason, outputs, pinned_from, finished_us, generation, ready_us)
 SELECT key, value->>'run', value->>'org', CAST(value->>'idx' AS BIGINT), value->>'name', value->>'key', value->>'spec', value->>'shape',
   CAST(value->>'prio' AS BIGINT), CAST(value->>'chain' AS BIGINT), CAST(value->>'allow' AS BIGINT), value->>'op',
   CAST(value->>'needs' AS BIGINT), value->>'state', value->>'conclusion', value->>'reason', value->>'outputs',
-  value->>'pinned', CAST(value->>'finished' AS BIGINT)
+  value->>'pinned', CAST(value->>'finished' AS BIGINT), CAST(value->>'generation' AS BIGINT), CAST(value->>'ready' AS BIGINT)
 FROM json_each($1) WHERE true;
 
 -- name: NeedsInsert
