@@ -82,6 +82,11 @@ func FuzzKnown(f *testing.F) { f.Fuzz(func(t *testing.T, b []byte) { if string(b
 			t.Errorf("%q does not say %q", text, want)
 		}
 	}
+	for _, want := range []string{"testdata/fuzz/FuzzKnown/known:\ngo test fuzz v1\n[]byte(\"known\")\n", "too long"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%s\ndoes not say %q", out.String(), want)
+		}
+	}
 	if strings.Contains(text, "FuzzGood") || !strings.Contains(out.String(), "ok    m FuzzGood: 1 seeds") {
 		t.Errorf("the good target: %s\n%s", text, out.String())
 	}

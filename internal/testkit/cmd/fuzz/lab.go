@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -23,6 +24,9 @@ type lab struct {
 	programs map[string]string // by package
 	broken   map[string]error  // packages without a program
 }
+
+// shown is how much of an input that fails is printed.
+const shown = 8 << 10
 
 // guides returns the packages in which fuzzing looks for new ways, besides the
 // module: those that parse outside input for it. Go's own -fuzz looks at all of a
@@ -76,6 +80,7 @@ func (l *lab) fuzz(ctx context.Context, t target) (result, error) {
 		"-test.fuzztime="+l.each.String(), "-test.fuzzminimizetime=20x", "-test.parallel="+strconv.Itoa(l.parallel),
 		"-test.fuzzcachedir="+filepath.Join(l.temp, "found", t.pkg))
 	cmd.Dir = t.dir
+	cmd.Env = append(os.Environ(), "TMPDIR="+l.temp) // workers leave their directories behind
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 10 * time.Second
 	output, err := cmd.CombinedOutput()
@@ -87,6 +92,10 @@ func (l *lab) fuzz(ctx context.Context, t target) (result, error) {
 	case err == nil && r.executions == 0:
 		return r, errors.New("nothing was executed")
 	case err != nil && r.input != "":
+		// The log may be all that is left of the tree that it was found in.
+		if text, err := os.ReadFile(filepath.Join(t.dir, r.input)); err == nil {
+			r.output += fmt.Sprintf("%s:\n%.*s", r.input, shown, text)
+		}
 		return r, fmt.Errorf("fails on %s; again with: go test -run '%s' %s",
 			filepath.Join(t.dir, r.input), t.name+"/"+filepath.Base(r.input), t.pkg)
 	default:
