@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	slice      = 10 // seeds in one process
+	firstSlice = 2  // seeds in the first process: most mutants die at once
+	slice      = 10 // at most in one
 	quickSeeds = 30
 	// Of one process of tests: only what hangs takes so long, also on a machine
 	// that is busy with other things.
@@ -158,8 +159,8 @@ func (l *lab) kill(ctx context.Context, p patch) (string, error) {
 		return "", err
 	}
 	others := map[string]int{}
-	for from := 1; from <= l.seeds; from += slice {
-		out, code, err := l.simulate(ctx, program, from, min(slice, l.seeds-from+1))
+	for from, n := 1, firstSlice; from <= l.seeds; from, n = from+n, min(2*n, slice) {
+		out, code, err := l.simulate(ctx, program, from, min(n, l.seeds-from+1))
 		if err != nil {
 			return "", err
 		}
