@@ -121,6 +121,7 @@ func (t *touched) add(a store.Audit) {
 func (w *world) follow() {
 	m := &w.mirror
 	if w.followedAt == w.commits {
+		w.followedDB = w.dbNow()
 		return
 	}
 	w.shifted()
@@ -165,7 +166,7 @@ func (w *world) follow() {
 		w.checkCancelled()
 		return nil
 	})
-	w.known, w.followedAt = w.moved, commits
+	w.known, w.followedAt, w.followedDB = w.moved, commits, w.dbNow()
 }
 
 // sawDrain follows which runners are to take nothing new until they open a session.
@@ -413,8 +414,10 @@ func (w *world) followLeases(tx *store.Tx) error {
 		if was != nil && l.Epoch < was.row.Epoch {
 			w.bad("I2 epoch never falls", "lease of %s: epoch %d after %d", l.Job, l.Epoch, was.row.Epoch)
 		}
-		n := &leased{row: l, fair: w.fair.read(w.now) + l.ExpiresUS - w.dbNow(), jumps: len(w.jumps)}
-		if was != nil && was.row.Ref() == l.Ref() && l.ExpiresUS != w.dbNow()+ttlUS { // moved, not renewed
+		// What was given in this step was given before its calls had taken their time.
+		given := l.ExpiresUS - ttlUS
+		n := &leased{row: l, fair: w.fair.read(w.db.when(w.now, given)) + ttlUS, jumps: len(w.jumps)}
+		if was != nil && was.row.Ref() == l.Ref() && (given < w.followedDB || given > w.dbNow()) { // moved, not renewed
 			n.fair, n.jumps, n.excused = was.fair, was.jumps, was.excused
 		}
 		next[l.Job] = n
@@ -573,7 +576,17 @@ func (w *world) checkRenewed(refs []ci.LeaseRef, rep protocol.HeartbeatReply, ar
 // expired reports whether a lease had run out at a time in this step; a repair of
 // the clock in it counts.
 func (m *mirror) expired(w *world, l *leased, now int64) bool {
-	return max(l.row.ExpiresUS, l.row.ExpiresUS+w.moved-w.known) <= now
+	return repaired(l.row.ExpiresUS, w.moved-w.known) <= now
+}
+
+// repaired is until when a lease may live that would have run out at a time, if a
+// repair has moved deadlines by so much. A node that had not looked at the clock
+// for long gives more, up to a TTL from then.
+func repaired(expiresUS, moved int64) int64 {
+	if moved <= 0 { // none is shortened below what is left of a TTL
+		return expiresUS
+	}
+	return expiresUS + moved + ttlUS
 }
 
 // checkEnd compares the answer to a completion or hand-over with the database.

@@ -11,6 +11,9 @@ type clock struct {
 
 func (c *clock) read(now int64) int64 { return c.base + int64(float64(now-c.at)*c.rate) }
 
+// when is the true time at which the clock showed a time, if it was not set since.
+func (c *clock) when(now, shown int64) int64 { return now - int64(float64(c.read(now)-shown)/c.rate) }
+
 func (c *clock) setRate(now int64, rate float64) {
 	c.base, c.at, c.rate = c.read(now), now, rate
 }

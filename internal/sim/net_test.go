@@ -478,7 +478,7 @@ func (w *world) judgeLease(c *call, s snapshot) {
 		w.bad("I3 fencing", "#%d %s %s was accepted without a lease", c.id, c.route, c.text)
 	case s.lease.Ref() != *c.ref:
 		w.bad("I3 fencing", "#%d %s was accepted under %v, the lease is %v", c.id, c.route, *c.ref, s.lease.Ref())
-	case max(s.lease.ExpiresUS, s.lease.ExpiresUS+w.moved-s.moved) <= w.acceptedAt(s): // a repair may leave a lease alone
+	case repaired(s.lease.ExpiresUS, w.moved-s.moved) <= w.acceptedAt(s):
 		w.bad("I3 fencing", "#%d %s %s was accepted under an expired lease", c.id, c.route, c.text)
 	case s.lease.Cancel != 0 && !c.cancelling:
 		w.bad("LP-2", "#%d %s %s was accepted while cancelling", c.id, c.route, c.text)

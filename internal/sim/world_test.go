@@ -108,6 +108,7 @@ type world struct {
 	// commits counts transactions that were stored; movedAt and followedAt are its
 	// values when moved was read and when the rows were compared.
 	commits, movedAt, followedAt int
+	followedDB                   int64   // database time when the rows were last compared
 	stamps                       []int64 // database time of each commit
 
 	step int

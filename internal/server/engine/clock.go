@@ -14,7 +14,10 @@ import (
 
 // clockGuard compares the advance of the database's clock with this process's
 // monotonic clock. A difference over TTL/4 is a jump: it must expire nothing, so
-// all live deadlines are moved by it, once for all nodes (SPEC decision 5).
+// all live deadlines are moved by it, once for all nodes (SPEC decision 5). When
+// between two looks of this node it came, and what of the difference the clock's
+// rate has made, is not known, nor which leases were renewed behind it: so a repair
+// brings the end of no lease nearer than a TTL from then, and none further away.
 type clockGuard struct {
 	ttl  time.Duration
 	mono func() time.Duration
@@ -26,8 +29,12 @@ type clockGuard struct {
 	shift  int64 // the sum of shifts that this node has taken into account
 }
 
-// clockJump says by how much the database's clock jumped, microseconds.
-type clockJump struct{ delta int64 }
+// clockJump says by how much the database's clock jumped, microseconds, and how
+// long ago this node had looked at it before.
+type clockJump struct {
+	delta int64
+	since time.Duration
+}
 
 func (j *clockJump) Error() string {
 	return fmt.Sprintf("the database's clock jumped by %d µs", j.delta)
@@ -73,7 +80,7 @@ func (g *clockGuard) check(now int64, at time.Duration) error {
 	}
 	delta := (now - g.base) - (at - g.baseAt).Microseconds()
 	if max(delta, -delta) > (g.ttl / 4).Microseconds() {
-		return &clockJump{delta}
+		return &clockJump{delta, at - g.baseAt}
 	}
 	if at > g.baseAt { // the base follows, so that a slow drift is no jump
 		g.base, g.baseAt = now, at
@@ -117,7 +124,11 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 		if max(rest, -rest) <= (e.clock.ttl / 8).Microseconds() {
 			return nil
 		}
-		if moved, err = tx.ShiftLeases(ctx, rest, now, e.ttlUS()); err != nil {
+		forward := int64(0)
+		if rest > 0 { // more, by what a clock that was slow, too, may have hidden of the jump
+			forward = rest + jump.since.Microseconds()
+		}
+		if moved, err = tx.ShiftLeases(ctx, forward, now, e.ttlUS()); err != nil {
 			return err
 		}
 		if err := tx.ShiftDue(ctx, rest, now, policy.MaxBackoff.Microseconds()); err != nil {

@@ -172,6 +172,64 @@ func TestAJumpIsRepairedOnceByTwoNodes(t *testing.T) {
 	})
 }
 
+// A node that has not looked at the database's clock for long cannot tell a jump
+// from a clock that goes slow or fast, nor which leases were renewed behind it. Its
+// repair ends no lease early all the same, and gives none more than a TTL.
+func TestARepairEndsNoLeaseEarly(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		rate float64       // of the database's clock, while only the other node looks
+		jump time.Duration // then
+	}{
+		"slow":                     {0.5, 0},
+		"fast":                     {1.9, 0},
+		"slow and a jump forward":  {0.5, 90 * time.Second},
+		"fast and a jump forward":  {1.9, 40 * time.Second},
+		"slow and a jump back":     {0.5, -40 * time.Second},
+		"fast and a jump back":     {1.9, -2 * time.Hour},
+		"right and a jump back":    {1, -20 * time.Second},
+		"right and a jump forward": {1, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onBoth(t, func(w *world) {
+				w.submit(job("j"))
+				a := w.agent("a", 1)
+				ref := a.mustClaim().Lease
+				absent := w.engine(slog.New(slog.DiscardHandler))
+				sweep := func(e *engine.Engine) {
+					w.t.Helper()
+					if err := e.Sweep(w.ctx, true); err != nil {
+						w.t.Fatal(err)
+					}
+				}
+				sweep(absent)
+				for range 20 {
+					w.mono.Add((5 * time.Second).Microseconds())
+					w.now.Add(int64(c.rate * float64((5 * time.Second).Microseconds())))
+					sweep(w.e)
+					reply, err := w.e.Renew(w.ctx, a.who, a.session, []ci.LeaseRef{ref})
+					if err != nil || reply.Leases[0].Answer != protocol.LeaseRenewed {
+						w.t.Fatalf("heartbeat: %+v %v", reply, err)
+					}
+				}
+				w.pass(10 * time.Second)
+				w.now.Add(c.jump.Microseconds())
+				sweep(absent)
+				var l store.Lease
+				w.write(func(tx *store.Tx) (err error) {
+					l, _, err = tx.Lease(w.ctx, ref.Job)
+					return err
+				})
+				if left := time.Duration(l.ExpiresUS-w.now.Load()) * time.Microsecond; left < ttl-10*time.Second || left > ttl {
+					w.t.Errorf("a lease renewed 10 s ago runs out in %s", left)
+				}
+				w.check()
+			})
+		})
+	}
+}
+
 // A runner may poll one node only: the others, which hear nothing of it, do not
 // take it for gone. When no node hears of it any more it is.
 func TestARunnerIsPresentThatOneNodeHears(t *testing.T) {

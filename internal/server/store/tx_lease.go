@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"forgeci/internal/ci"
@@ -118,12 +119,17 @@ func (t *Tx) LeasesOfRunner(ctx context.Context, id ci.RunnerID) ([]Lease, error
 	return query(ctx, t, "LeasesOfRunner", scanLease, id)
 }
 
-// ShiftLeases moves live deadlines by delta, a jump of the database's clock. A
-// lease that runs out within the TTL from now was made or renewed behind a jump
-// of a TTL or more, by a node that started behind it, and is left alone.
-func (t *Tx) ShiftLeases(ctx context.Context, deltaUS, now, ttlUS int64) (int64, error) {
-	from, to := behind(deltaUS, now, ttlUS)
-	return t.exec(ctx, "LeasesShift", deltaUS, from, to)
+// ShiftLeases lets live leases run out later by forwardUS, a jump of the database's
+// clock (0: it was set back), and all at the latest a TTL from now: what would run
+// out later was set before the clock was set back. No lease ends before it would
+// have, or a TTL from now if that is sooner. The limits of execution move as their
+// leases do, but for those that were set behind a jump of a TTL or more.
+func (t *Tx) ShiftLeases(ctx context.Context, forwardUS, now, ttlUS int64) (int64, error) {
+	set := int64(math.MaxInt64)
+	if from, to := behind(forwardUS, now, ttlUS); to > 0 {
+		set = from
+	}
+	return t.exec(ctx, "LeasesShift", forwardUS, now+ttlUS, set)
 }
 
 // LongestLease returns when the last lease runs out, 0 when there is none.

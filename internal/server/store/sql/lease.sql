@@ -45,10 +45,12 @@ SELECT {{lease}} FROM lease WHERE session_id = $1 ORDER BY job_id;
 SELECT {{lease}} FROM lease WHERE session_id IN (SELECT id FROM session WHERE runner_id = $1) ORDER BY job_id;
 
 -- name: LeasesShift
--- A lease that runs out between $2 and $3 was made or renewed behind the jump.
-UPDATE lease SET expires_us = expires_us + $1,
-  deadline_us = CASE WHEN deadline_us > 0 THEN deadline_us + $1 ELSE 0 END
-WHERE NOT (expires_us > $2 AND expires_us <= $3);
+-- Later by $1, none later than $2; what runs out between $3 and $2 was made or
+-- renewed behind the jump, and its limit of execution with it.
+UPDATE lease SET expires_us = CASE WHEN expires_us + $1 < $2 THEN expires_us + $1 ELSE $2 END,
+  deadline_us = CASE WHEN deadline_us = 0 THEN 0 WHEN expires_us > $2 THEN deadline_us - (expires_us - $2)
+    WHEN expires_us > $3 THEN deadline_us ELSE deadline_us + $1 END
+WHERE CAST($1 AS BIGINT) > 0 OR expires_us > $2;
 
 -- name: LeasesLongest
 SELECT COALESCE(MAX(expires_us), 0) FROM lease;
