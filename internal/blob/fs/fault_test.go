@@ -462,3 +462,32 @@ func TestTemporaryDirectoriesDoNotAddUp(t *testing.T) {
 		t.Errorf("%d directories: %v, %v", len(dirs), dirs, err)
 	}
 }
+
+// A directory that goes with its last object and is made anew for another's never
+// fails either, nor loses one.
+func TestObjectsComeAndGoInOneDirectory(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, t.TempDir())
+	var all sync.WaitGroup
+	for who := range 4 {
+		all.Go(func() {
+			for i := range 300 {
+				key := fmt.Sprintf("deep/deeper/%d/%d-%d", i%2, who, i)
+				if err := put(t, s, key, []byte(key)); err != nil {
+					t.Error(err)
+					return
+				}
+				if got, err := s.Stat(t.Context(), key); err != nil || got.Size != int64(len(key)) {
+					t.Errorf("%s is stored: %+v, %v", key, got, err)
+				}
+				if err := s.Delete(t.Context(), key); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if left, err := os.ReadDir(filepath.Join(s.dir, "objects")); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}

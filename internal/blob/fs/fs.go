@@ -58,6 +58,9 @@ type Store struct {
 	dirs    dirSyncer
 	known   sync.Map // directories known to be durable, by path
 	seals   keyedMutex
+	// naming is read-locked while an object gets its name, locked while a directory
+	// goes that has become empty.
+	naming sync.RWMutex
 
 	// broken is set for good once a directory could not be synced: what the
 	// kernel still keeps of it is unknown, so nothing more is acknowledged.

@@ -129,6 +129,8 @@ func (s *Store) publish(tmp, key string, size int64, sum [32]byte) error {
 	defer os.Remove(tmp)
 	path := s.path(key)
 	dir := filepath.Dir(path)
+	s.naming.RLock()
+	defer s.naming.RUnlock()
 	for try := 0; ; try++ {
 		if err := s.ensureDir(dir); err != nil {
 			return diskError("make directory", err)
@@ -142,7 +144,7 @@ func (s *Store) publish(tmp, key string, size int64, sum [32]byte) error {
 				return err
 			}
 		case errors.Is(err, os.ErrNotExist):
-			// Delete has removed the directory with its last object.
+			// Another process has removed the directory with its last object.
 			s.forget(dir)
 		default:
 			return diskError("name object", err)
@@ -222,12 +224,30 @@ func (s *Store) Delete(_ context.Context, key string) error {
 	}
 	// Directories go with their last object; one that is not empty stays.
 	for dir := filepath.Dir(path); dir != filepath.Join(s.dir, "objects"); dir = filepath.Dir(dir) {
-		if os.Remove(dir) != nil {
+		if !s.removeEmpty(dir) {
 			break
 		}
-		s.known.Delete(dir)
 	}
 	return nil
+}
+
+// removeEmpty removes a directory that has become empty, and reports whether it
+// did. No object gets its name meanwhile: one that did, in a directory that is
+// made anew, would be durable only with that directory's own entry.
+func (s *Store) removeEmpty(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	_, err = f.Readdirnames(1)
+	_ = f.Close()
+	if !errors.Is(err, io.EOF) {
+		return false
+	}
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	s.known.Delete(dir)
+	return os.Remove(dir) == nil
 }
 
 // List implements blob.Store. Infos carry no SHA256.
