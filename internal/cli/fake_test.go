@@ -37,6 +37,7 @@ type fake struct {
 	letters   []protocol.DeadLetter
 	runners   []protocol.Runner
 	snapshots map[string]bool
+	forgets   bool                // the next run finds no snapshot any more
 	created   map[string]ci.RunID // by idempotency key
 	requests  []string
 	changed   chan struct{} // closed at every change
@@ -375,8 +376,11 @@ func (f *fake) create(w http.ResponseWriter, r *http.Request) error {
 	id := ci.RunID("run_new")
 	var err error
 	f.change(func() {
+		if f.forgets {
+			f.forgets, f.snapshots = false, map[string]bool{}
+		}
 		if !f.snapshots[in.Snapshot] {
-			err = ci.Errorf(ci.ErrInvalid, "there is no snapshot %s", in.Snapshot)
+			err = ci.Errorf(ci.ErrNotFound, "no source %s: upload the snapshot first", in.Snapshot)
 			return
 		}
 		key := r.Header.Get(protocol.HeaderIdempotencyKey)

@@ -113,10 +113,13 @@ func cmdEnds(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// cmdServer: server down|up, at once or after a pause.
+// cmdServer: server down|up, at once or after a pause; server forgets: the
+// snapshots that it has are gone when the next run is made.
 func cmdServer(ts *testscript.TestScript, _ bool, args []string) {
 	f := fakeOf(ts)
-	act := map[string]func(){"down": f.down, "up": func() { f.up(nil) }}[args[0]]
+	act := map[string]func(){
+		"down": f.down, "up": func() { f.up(nil) }, "forgets": func() { f.change(func() { f.forgets = true }) },
+	}[args[0]]
 	later(ts, args[1:], act)
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -171,10 +172,18 @@ func (a *app) send(
 	}
 	created := make([]protocol.RunCreated, len(co.files))
 	for i, file := range co.files {
-		created[i], err = c.CreateRun(ctx, repo.ID, fileKey(key, file, co.files), protocol.CreateRun{
-			WorkflowPath: file, Snapshot: snap.Digest, CommitSHA: d.commit.SHA, Ref: d.commit.Ref,
-			Message: message, Author: d.commit.Author, Dirty: d.commit.Dirty, Inputs: inputs, Jobs: s.jobs,
-		})
+		create := func() (protocol.RunCreated, error) {
+			return c.CreateRun(ctx, repo.ID, fileKey(key, file, co.files), protocol.CreateRun{
+				WorkflowPath: file, Snapshot: snap.Digest, CommitSHA: d.commit.SHA, Ref: d.commit.Ref,
+				Message: message, Author: d.commit.Author, Dirty: d.commit.Dirty, Inputs: inputs, Jobs: s.jobs,
+			})
+		}
+		if created[i], err = create(); errors.Is(err, ci.ErrNotFound) {
+			// The snapshot may have been collected since, if this machine was suspended.
+			if err = a.upload(ctx, c, repo, snap); err == nil {
+				created[i], err = create()
+			}
+		}
 		if err != nil {
 			return nil, err
 		}

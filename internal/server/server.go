@@ -29,6 +29,7 @@ import (
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/logs"
 	"forgeci/internal/server/reader"
+	"forgeci/internal/server/snapshot"
 	"forgeci/internal/server/store"
 	"forgeci/internal/server/web"
 	"forgeci/internal/workflow"
@@ -73,6 +74,7 @@ type Server struct {
 	engine   *engine.Engine
 	logs     *logs.Service
 	artifact *artifact.Service
+	snapshot *snapshot.Service
 	http     *http.Server
 	draining atomic.Bool
 	started  chan struct{}
@@ -138,9 +140,10 @@ func (s *Server) open(ctx context.Context) error {
 		Limit: cfg.LogLimit, Window: s.logWindow(), Temp: temp,
 	})
 	s.artifact = artifact.New(artifact.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation()})
+	s.snapshot = snapshot.New(snapshot.Config{Store: s.store, Blob: s.blob, Log: cfg.Log, Incarnation: s.engine.Incarnation()})
 	read := reader.New(s.store, s.engine, s.artifact)
 	rest := api.New(api.Config{
-		Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs, Artifacts: s.artifact,
+		Engine: s.engine, Auth: people, Store: s.store, Blob: s.blob, Logs: s.logs, Artifacts: s.artifact, Snapshots: s.snapshot,
 		Reader: read, Log: cfg.Log, TempDir: temp, Version: cfg.Version, Ready: s.ready,
 	})
 	site := web.New(web.Config{
@@ -234,7 +237,7 @@ func (s *Server) Run(ctx context.Context) error {
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	var wg sync.WaitGroup
-	failed := make(chan error, 4)
+	failed := make(chan error, 5)
 	run := func(name string, f func(context.Context) error) {
 		wg.Go(func() {
 			if err := f(work); err != nil && work.Err() == nil {
@@ -245,6 +248,7 @@ func (s *Server) Run(ctx context.Context) error {
 	run("engine", func(ctx context.Context) error { s.engine.Run(ctx); return nil })
 	run("logs", s.logs.Run)
 	run("artifacts", s.artifact.Run)
+	run("snapshots", s.snapshot.Run)
 	run("http", func(context.Context) error {
 		close(s.started)
 		err := s.http.Serve(s.listener)

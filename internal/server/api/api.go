@@ -25,6 +25,7 @@ import (
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/logs"
 	"forgeci/internal/server/reader"
+	"forgeci/internal/server/snapshot"
 	"forgeci/internal/server/store"
 )
 
@@ -36,6 +37,7 @@ type Config struct {
 	Blob      blob.Store
 	Logs      *logs.Service
 	Artifacts *artifact.Service
+	Snapshots *snapshot.Service
 	Reader    *reader.Reader
 	Log       *slog.Logger
 	// TempDir holds uploads while they are verified.

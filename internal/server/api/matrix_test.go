@@ -25,6 +25,7 @@ import (
 	"forgeci/internal/server/engine"
 	"forgeci/internal/server/logs"
 	"forgeci/internal/server/reader"
+	"forgeci/internal/server/snapshot"
 	"forgeci/internal/server/store"
 	"forgeci/internal/testkit"
 )
@@ -91,7 +92,7 @@ func newStage(t testing.TB, url string, routes func(*API) []Route) *stage {
 	t.Cleanup(func() { cancel(); <-stopped })
 	af := artifact.New(artifact.Config{Store: s.store, Blob: blobs, Log: log})
 	s.api = New(Config{
-		Engine: s.engine, Auth: people, Store: s.store, Blob: blobs, Logs: lg, Artifacts: af,
+		Engine: s.engine, Auth: people, Store: s.store, Blob: blobs, Logs: lg, Artifacts: af, Snapshots: snapshot.New(snapshot.Config{Store: s.store, Blob: blobs, Log: log}),
 		Reader: reader.New(s.store, s.engine, af), Log: log, TempDir: t.TempDir(), Ready: s.store.Ping,
 	})
 	mux := http.NewServeMux()

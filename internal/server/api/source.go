@@ -27,33 +27,20 @@ func (a *API) getSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	if _, err := a.repo(r.Context(), r, c); err != nil {
 		return err
 	}
-	src, err := a.source(r.Context(), c.viewer.Org, r.PathValue("digest"))
+	src, err := a.Snapshots.Find(r.Context(), c.viewer.Org, r.PathValue("digest"))
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, snapshot(src))
+	return writeJSON(w, http.StatusOK, snapshotDoc(src))
 }
 
-func snapshot(s store.Source) protocol.Snapshot {
+func snapshotDoc(s store.Source) protocol.Snapshot {
 	return protocol.Snapshot{Digest: s.Digest, Blob: s.BlobDigest, Size: s.Size, Files: int(s.Files), Bytes: s.Bytes}
 }
 
-func (a *API) source(ctx context.Context, org ci.OrgID, digest string) (store.Source, error) {
-	var src store.Source
-	err := a.Store.Read(ctx, func(tx *store.Tx) error {
-		got, ok, err := tx.Source(ctx, org, digest)
-		if err == nil && !ok {
-			err = ci.Errorf(ci.ErrNotFound, "no source %s: upload the snapshot first", clip(digest, 80))
-		}
-		src = got
-		return err
-	})
-	return src, err
-}
-
 // putSnapshot takes a snapshot: the bytes are kept aside, their manifest is
-// recomputed and compared with the digest of the path, then they are published
-// under their own digest. Nothing of a wrong one stays.
+// recomputed and compared with the digest of the path, then they are published.
+// Nothing of a wrong one stays.
 func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) error {
 	ctx := r.Context()
 	if _, err := a.repo(ctx, r, c); err != nil {
@@ -63,8 +50,8 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	if hexed, ok := strings.CutPrefix(want, "sha256:"); !ok || !isHex(hexed, sha256.Size) {
 		return ci.Errorf(ci.ErrInvalid, "the address ends in %q: the manifest's digest is expected, sha256: and 64 characters of hex", clip(want, 80))
 	}
-	if src, err := a.source(ctx, c.viewer.Org, want); err == nil {
-		return writeJSON(w, http.StatusOK, snapshot(src))
+	if src, err := a.Snapshots.Find(ctx, c.viewer.Org, want); err == nil {
+		return writeJSON(w, http.StatusOK, snapshotDoc(src))
 	} else if !errors.Is(err, ci.ErrNotFound) {
 		return err
 	}
@@ -92,10 +79,7 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 		return ci.Errorf(ci.ErrDigest, "the snapshot's manifest has digest %s, the address says %s", digest, clip(want, 80))
 	}
 	blobSum := [32]byte(sum.Sum(nil))
-	src := store.Source{
-		Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size,
-		BlobKey: "sources/" + string(c.viewer.Org) + "/" + hex.EncodeToString(blobSum[:]),
-	}
+	src := store.Source{Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size}
 	for _, e := range manifest {
 		src.Files++
 		src.Bytes += e.Size
@@ -103,24 +87,10 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if err := a.Blob.PutNew(ctx, src.BlobKey, f, size, blobSum); err != nil {
+	if src, err = a.Snapshots.Publish(ctx, c.viewer.Org, src, f, blobSum); err != nil {
 		return err
 	}
-	err = a.Store.Write(ctx, func(tx *store.Tx) error {
-		now, err := tx.Now(ctx)
-		if err != nil {
-			return err
-		}
-		if err := tx.InsertSource(ctx, c.viewer.Org, src, now); err != nil {
-			return err
-		}
-		src, _, err = tx.Source(ctx, c.viewer.Org, digest)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusCreated, snapshot(src))
+	return writeJSON(w, http.StatusCreated, snapshotDoc(src))
 }
 
 // receive writes the body to a file and a hash.
@@ -197,7 +167,7 @@ func (a *API) plan(ctx context.Context, org ci.OrgID, req protocol.CreateRun) (c
 	key := workflowKey{string(org), req.Snapshot, req.WorkflowPath}
 	file := a.files.get(key)
 	if file == nil {
-		src, err := a.source(ctx, org, req.Snapshot)
+		src, err := a.Snapshots.Get(ctx, org, req.Snapshot)
 		if err != nil {
 			return ci.Plan{}, err
 		}

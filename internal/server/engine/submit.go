@@ -64,7 +64,7 @@ func (t *txn) submitBatch(ctx context.Context, ops []*submitOp) error {
 	if err != nil {
 		return err
 	}
-	published, err := t.Sources(ctx, sources)
+	published, err := t.ShareSources(ctx, sources)
 	if err != nil {
 		return err
 	}

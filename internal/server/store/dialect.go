@@ -31,6 +31,7 @@ type dialect struct {
 	now        string // for /*now*/
 	lockRows   string // for /*lock*/
 	skipLocked string // for /*lock skip*/
+	lockShare  string // for /*lock share*/
 	jsonEach   string // set-returning function over a JSON object: key, value
 	text       string // type of text columns
 	bytes      string // type of byte columns
@@ -71,6 +72,7 @@ func postgres() *dialect {
 		now:        "now_us()",
 		lockRows:   "FOR UPDATE",
 		skipLocked: "FOR UPDATE SKIP LOCKED",
+		lockShare:  "FOR KEY SHARE",
 		jsonEach:   "jsonb_each",
 		text:       `TEXT COLLATE "C"`,
 		bytes:      "BYTEA",
@@ -211,6 +213,7 @@ func openSQLite(o Options) (*sql.DB, *sql.DB, error) {
 // rewrite turns the common text of a statement into this dialect's.
 func (d *dialect) rewrite(text string) string {
 	text = strings.ReplaceAll(text, "/*lock skip*/", d.skipLocked)
+	text = strings.ReplaceAll(text, "/*lock share*/", d.lockShare)
 	text = strings.ReplaceAll(text, "/*lock*/", d.lockRows)
 	text = strings.ReplaceAll(text, "/*now*/", d.now)
 	text = strings.ReplaceAll(text, "json_each(", d.jsonEach+"(")

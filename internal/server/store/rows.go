@@ -64,10 +64,11 @@ type Source struct {
 	Size       int64
 	Files      int64
 	Bytes      int64
+	UsedUS     int64
 }
 
 func scanSource(r scanner, v *Source) error {
-	return r.Scan(&v.Digest, &v.BlobKey, &v.BlobDigest, &v.Size, &v.Files, &v.Bytes)
+	return r.Scan(&v.Digest, &v.BlobKey, &v.BlobDigest, &v.Size, &v.Files, &v.Bytes, &v.UsedUS)
 }
 
 // Run is one run.

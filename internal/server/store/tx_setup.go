@@ -145,37 +145,6 @@ func (t *Tx) NextRunNumbers(ctx context.Context, n map[ci.RepoID]int64) (map[ci.
 	return out, err
 }
 
-// InsertSource records a published snapshot; one with the same digest stays.
-func (t *Tx) InsertSource(ctx context.Context, org ci.OrgID, s Source, now int64) error {
-	_, err := t.exec(ctx, "SourceInsert", org, s.Digest, s.BlobKey, s.BlobDigest, s.Size, s.Files, s.Bytes, now)
-	return err
-}
-
-// Source returns the organisation's snapshot with the manifest digest.
-func (t *Tx) Source(ctx context.Context, org ci.OrgID, digest string) (Source, bool, error) {
-	return one(ctx, t, "SourceGet", scanSource, org, digest)
-}
-
-// SourceKey names a snapshot of an organisation by its manifest digest.
-type SourceKey struct {
-	Org    ci.OrgID
-	Digest string
-}
-
-// Sources returns those of the snapshots that are published.
-func (t *Tx) Sources(ctx context.Context, ks []SourceKey) (map[SourceKey]bool, error) {
-	m := make(map[string]any, len(ks))
-	for _, k := range ks {
-		m[string(k.Org)+"\x1f"+k.Digest] = map[string]any{"o": k.Org, "d": k.Digest}
-	}
-	rows, err := query(ctx, t, "SourcesGet", func(r scanner, v *SourceKey) error { return r.Scan(&v.Org, &v.Digest) }, object(m))
-	out := make(map[SourceKey]bool, len(rows))
-	for _, k := range rows {
-		out[k] = true
-	}
-	return out, err
-}
-
 // CallKey is a caller's idempotency key.
 type CallKey struct {
 	Org                ci.OrgID

@@ -58,8 +58,11 @@ CREATE TABLE source (
   files BIGINT NOT NULL,
   bytes BIGINT NOT NULL,
   created_us BIGINT NOT NULL,
+  used_us BIGINT NOT NULL,                      -- about when it was last asked for
+  kept BIGINT NOT NULL DEFAULT 0,               -- 1 = a run is known to name it: it stays, as runs do
   PRIMARY KEY (org_id, digest)
 );
+CREATE INDEX source_unkept ON source (used_us) WHERE kept = 0;
 
 -- Hard requirements and offers are interned: a claim joins two small sets.
 CREATE TABLE shape (

@@ -67,14 +67,32 @@ UPDATE repo SET last_number = last_number + x.n FROM (SELECT key AS id, CAST(val
 WHERE repo.id = x.id RETURNING repo.id, repo.last_number;
 
 -- name: SourceInsert
-INSERT INTO source (org_id, digest, blob_key, blob_digest, size, files, bytes, created_us)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (org_id, digest) DO NOTHING;
+INSERT INTO source (org_id, digest, blob_key, blob_digest, size, files, bytes, created_us, used_us)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT (org_id, digest) DO NOTHING;
 
 -- name: SourceGet
-SELECT digest, blob_key, blob_digest, size, files, bytes FROM source WHERE org_id = $1 AND digest = $2;
+SELECT digest, blob_key, blob_digest, size, files, bytes, used_us FROM source WHERE org_id = $1 AND digest = $2;
 
--- name: SourcesGet
-SELECT org_id, digest FROM source WHERE (org_id, digest) IN (SELECT value->>'o', value->>'d' FROM json_each($1));
+-- name: SourceUsed
+UPDATE source SET used_us = $3 WHERE org_id = $1 AND digest = $2;
+
+-- name: SourcesShare
+-- Those that are there, and none of them goes before this transaction has ended.
+SELECT org_id, digest FROM source WHERE (org_id, digest) IN (SELECT value->>'o', value->>'d' FROM json_each($1)) /*lock share*/;
+
+-- name: SourceKeys
+SELECT org_id, digest, blob_key FROM source WHERE (org_id, digest) IN (SELECT value->>'o', value->>'d' FROM json_each($1));
+
+-- name: SourcesUnused
+SELECT org_id, digest, blob_key FROM source WHERE kept = 0 AND used_us < $1 ORDER BY used_us LIMIT $2 /*lock skip*/;
+
+-- name: SourcesKeep
+UPDATE source SET kept = 1 WHERE (org_id, digest) IN (SELECT value->>'o', value->>'d' FROM json_each($1))
+  AND EXISTS (SELECT 1 FROM run r WHERE r.org_id = source.org_id AND r.source_digest = source.digest);
+
+-- name: SourcesDelete
+DELETE FROM source WHERE (org_id, digest) IN (SELECT value->>'o', value->>'d' FROM json_each($1)) AND kept <> 1
+RETURNING org_id, digest, blob_key;
 
 -- name: IdempotencyInsert
 INSERT INTO idempotency (org_id, caller, scope, key, digest, run_id, created_us)
