@@ -2,7 +2,9 @@ package testkit
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -11,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // postgresAccount returns the account under which PostgreSQL runs: nil for the
@@ -43,15 +47,38 @@ func copyTree(from, to string) error {
 	return nil
 }
 
-// freePort returns a TCP port of the loopback interface that was free a moment
-// ago.
+// Ports for programs that are told where to listen: below those that systems
+// choose themselves (Linux begins at 32768), so that no connection and no listener
+// without a choice takes one before its program does.
+const (
+	firstPort = 20_000
+	lastPort  = 32_000
+)
+
+// freePort returns a TCP port of the loopback interface on which nobody listens.
+// No other caller on this machine is given it while this process lives.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	if err := os.MkdirAll(cacheDir(), 0o755); err != nil {
 		return 0, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
+	// Not os.OpenFile: the lock is held until the process ends.
+	file, err := syscall.Open(filepath.Join(cacheDir(), "ports"), syscall.O_RDWR|syscall.O_CREAT|syscall.O_CLOEXEC, 0o644)
+	if err != nil {
+		return 0, fmt.Errorf("open the list of ports: %w", err)
+	}
+	for range 1000 {
+		port := firstPort + mathrand.IntN(lastPort-firstPort)
+		lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(port), Len: 1}
+		if unix.FcntlFlock(uintptr(file), unix.F_OFD_SETLK, &lock) != nil {
+			continue // somebody has it
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue // the lock that is left behind harms nobody
+		}
+		return port, l.Close()
+	}
+	return 0, errors.Join(errors.New("no free port"), syscall.Close(file))
 }
 
 // randomText returns n lower-case letters and digits.

@@ -133,3 +133,27 @@ func TestFreeAddrCanBeListenedOn(t *testing.T) {
 	}
 	l.Close()
 }
+
+// Between the choice of a port and the start of the program that listens on it
+// nobody takes it: no other caller, and no listener that lets the system choose.
+func TestFreeAddrIsForOneProgram(t *testing.T) {
+	t.Parallel()
+	chosen := map[string]bool{}
+	for range 500 { // so many would meet by chance
+		addr := testkit.FreeAddr(t)
+		if chosen[addr] {
+			t.Fatalf("%s was given twice", addr)
+		}
+		chosen[addr] = true
+	}
+	for range 500 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if chosen[l.Addr().String()] {
+			t.Errorf("%s was given to a program, and is taken", l.Addr())
+		}
+		l.Close()
+	}
+}

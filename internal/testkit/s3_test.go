@@ -1,6 +1,7 @@
 package testkit_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -60,41 +61,40 @@ func TestS3EndsWithTheProcess(t *testing.T) {
 			time.Sleep(20 * time.Millisecond) //nolint:forbidigo // another process's progress has no channel
 		}
 	}
+	path := filepath.Join(t.TempDir(), "address")
 	tmp := t.TempDir()
-	start := func() (*exec.Cmd, s3.Config, error) {
-		path := filepath.Join(t.TempDir(), "address")
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestS3EndsWithTheProcess$")
-		cmd.Env = append(os.Environ(), s3Child+"="+path, "TMPDIR="+tmp)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestS3EndsWithTheProcess$")
+	cmd.Env = append(os.Environ(), s3Child+"="+path, "TMPDIR="+tmp)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // it was killed, or says why it ended
+		close(ended)
+	}()
+	var said []byte
+	wait("the child's server starts", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("the child ended:\n%s", output.String())
+		default:
 		}
-		var said []byte
-		wait("the child's server starts", func() bool {
-			var err error
-			said, err = os.ReadFile(path)
-			return err == nil
-		})
-		words := strings.Fields(string(said))
-		cfg := s3.Config{Endpoint: words[0], Region: "us-east-1", Bucket: words[1], AccessKey: words[2], SecretKey: words[3], PathStyle: true}
-		_, err := s3.Open(t.Context(), cfg)
-		return cmd, cfg, err
-	}
-	cmd, cfg, err := start()
-	for try := 1; err != nil && try < 5; try++ {
-		// The port was free when it was chosen; on a busy machine another program may
-		// have taken it before the server did, and answered in its place.
-		t.Logf("the child's server: %v", err)
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		cmd, cfg, err = start()
-	}
-	if err != nil {
+		var err error
+		said, err = os.ReadFile(path)
+		return err == nil
+	})
+	words := strings.Fields(string(said))
+	cfg := s3.Config{Endpoint: words[0], Region: "us-east-1", Bucket: words[1], AccessKey: words[2], SecretKey: words[3], PathStyle: true}
+	if _, err := s3.Open(t.Context(), cfg); err != nil {
 		t.Fatalf("the child's server: %v", err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait()
+	<-ended
 	wait("the server is gone", func() bool {
 		_, err := s3.Open(t.Context(), cfg)
 		return errors.Is(err, ci.ErrUnavailable)
