@@ -55,28 +55,47 @@ func (w *world) statements(ctx context.Context, name string) (write func() error
 	}
 	return func() (err error) {
 		defer func() { err = errors.Join(err, db.Close(ctx)) }()
-		rows, err := db.Query(ctx, `SELECT total_exec_time, calls, rows, shared_blks_hit, wal_bytes::BIGINT, regexp_replace(query, '\s+', ' ', 'g')
-			FROM pg_stat_statements ORDER BY total_exec_time DESC`)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
 		var out strings.Builder
-		out.WriteString("total ms\tcalls\trows\tblocks\tWAL bytes\tstatement\n")
-		for rows.Next() {
-			var total float64
-			var calls, n, blocks, wal int64
-			var text string
-			if err := rows.Scan(&total, &calls, &n, &blocks, &wal, &text); err != nil {
+		for _, query := range []string{
+			`SELECT round(total_exec_time::numeric, 1) AS "total ms", calls, rows, shared_blks_hit AS blocks, wal_bytes AS "WAL bytes",
+				left(regexp_replace(query, '\s+', ' ', 'g'), 200) AS statement
+				FROM pg_stat_statements ORDER BY total_exec_time DESC`,
+			`SELECT relname AS table, n_live_tup AS rows, n_dead_tup AS dead, n_tup_ins AS inserted, n_tup_upd AS updated, n_tup_hot_upd AS "updated in place",
+				n_tup_del AS deleted, autovacuum_count AS vacuums, pg_relation_size(relid) AS bytes, pg_indexes_size(relid) AS "bytes of indexes"
+				FROM pg_stat_user_tables ORDER BY n_tup_upd + n_tup_ins DESC`,
+		} {
+			if err := table(ctx, db, query, &out); err != nil {
 				return err
 			}
-			fmt.Fprintf(&out, "%.1f\t%d\t%d\t%d\t%d\t%.200s\n", total, calls, n, blocks, wal, text)
-		}
-		if err := rows.Err(); err != nil {
-			return err
 		}
 		return os.WriteFile(filepath.Join(w.b.profiles, name+"-statements.tsv"), []byte(out.String()), 0o644)
 	}, nil
+}
+
+// table writes the result of a query with tabs.
+func table(ctx context.Context, db *pgx.Conn, query string, out *strings.Builder) error {
+	rows, err := db.Query(ctx, query, pgx.QueryExecModeSimpleProtocol)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for i, f := range rows.FieldDescriptions() {
+		if i > 0 {
+			out.WriteByte('\t')
+		}
+		out.WriteString(f.Name)
+	}
+	out.WriteByte('\n')
+	for rows.Next() {
+		for i, v := range rows.RawValues() {
+			if i > 0 {
+				out.WriteByte('\t')
+			}
+			out.Write(v)
+		}
+		out.WriteByte('\n')
+	}
+	return rows.Err()
 }
 
 // profile takes the CPU profiles of the world's processes for a while. The
