@@ -10,14 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"forgeci/internal/ci"
 	"forgeci/internal/server/store"
 )
 
 const (
 	collectEvery = 10 * time.Minute
 	collectBatch = 500
-	// freeAge is how long a segment stays behind its last reference, for readers
+	// freeAge is how long an object stays behind its last reference, for readers
 	// whose picture of the log is older.
 	freeAge = 10 * time.Minute
 	// roundBatches is how many batches of the round through everything one collection
@@ -33,8 +32,8 @@ func (s *Service) collect(ctx context.Context) {
 	}
 }
 
-// Collect deletes what nothing needs: segments whose extents are released,
-// objects that no row has come to name, and logs past their retention. It may
+// Collect deletes what nothing needs: segments whose extents are released, archives
+// of logs past their retention, objects that no row has come to name. It may
 // run on several nodes at once and be interrupted anywhere; it goes by the
 // database's clock alone.
 func (s *Service) Collect(ctx context.Context) error {
@@ -48,17 +47,17 @@ func (s *Service) Collect(ctx context.Context) error {
 	}
 	return errors.Join(
 		s.releaseLeftovers(ctx),
-		s.freeSegments(ctx, now-freeAge.Microseconds()),
-		s.orphans(ctx, segmentPrefix, &s.searched[0], now-orphanAge.Microseconds(), s.segmentsKnown),
-		s.orphans(ctx, archivePrefix, &s.searched[1], now-archiveOrphan.Microseconds(), s.archivesKnown),
 		s.expire(ctx, now-s.cfg.Retention.Microseconds()),
+		s.free(ctx, now-freeAge.Microseconds()),
+		s.orphans(ctx, segmentPrefix, &s.searched[0], now-orphanAge.Microseconds()),
+		s.orphans(ctx, archivePrefix, &s.searched[1], now-archiveOrphan.Microseconds()),
 	)
 }
 
 func (s *Service) releaseLeftovers(ctx context.Context) error {
 	var keys []store.AttemptKey
 	err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
-		keys, err = tx.UnreleasedLogs(ctx, collectBatch)
+		keys, err = tx.ReleasingLogs(ctx, collectBatch)
 		return err
 	})
 	if err != nil || len(keys) == 0 {
@@ -67,13 +66,13 @@ func (s *Service) releaseLeftovers(ctx context.Context) error {
 	return s.release(ctx, keys)
 }
 
-// freeSegments deletes objects first and their rows then: an interruption leaves
+// free deletes objects first and their rows then: an interruption leaves
 // a row, and the deletion is repeated.
-func (s *Service) freeSegments(ctx context.Context, beforeUS int64) error {
+func (s *Service) free(ctx context.Context, beforeUS int64) error {
 	for {
 		var keys []string
 		err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
-			keys, err = tx.FreeSegments(ctx, beforeUS, collectBatch)
+			keys, err = tx.FreeLogObjects(ctx, beforeUS, collectBatch)
 			return err
 		})
 		if err != nil || len(keys) == 0 {
@@ -84,7 +83,7 @@ func (s *Service) freeSegments(ctx context.Context, beforeUS int64) error {
 				return err
 			}
 		}
-		err = s.cfg.Store.Write(ctx, func(tx *store.Tx) error { return tx.DeleteSegments(ctx, keys) })
+		err = s.cfg.Store.Write(ctx, func(tx *store.Tx) error { return tx.DeleteLogObjects(ctx, keys) })
 		if err != nil || len(keys) < collectBatch {
 			return err
 		}
@@ -98,9 +97,7 @@ func (s *Service) freeSegments(ctx context.Context, beforeUS int64) error {
 // searched already, because the database's clock was wrong or this process not
 // there: it is found by a round through everything, a part each time, that rests
 // on no clock but the one that tells ages.
-func (s *Service) orphans(ctx context.Context, prefix string, at *searched, beforeUS int64,
-	known func(context.Context, []string) (map[string]bool, error),
-) error {
+func (s *Service) orphans(ctx context.Context, prefix string, at *searched, beforeUS int64) error {
 	prefix += s.cfg.Incarnation + "/"
 	end := fmt.Sprintf("%s%016x", prefix, max(beforeUS, 0))
 	s.mu.Lock()
@@ -108,12 +105,12 @@ func (s *Service) orphans(ctx context.Context, prefix string, at *searched, befo
 	s.mu.Unlock()
 	is := searched{fresh: end}
 	if was.fresh != "" {
-		if _, err := s.deleteOrphans(ctx, prefix, was.fresh, end, math.MaxInt, known); err != nil {
+		if _, err := s.deleteOrphans(ctx, prefix, was.fresh, end, math.MaxInt); err != nil {
 			return err
 		}
 	}
 	var err error
-	if is.round, err = s.deleteOrphans(ctx, prefix, was.round, end, roundBatches, known); err != nil {
+	if is.round, err = s.deleteOrphans(ctx, prefix, was.round, end, roundBatches); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -124,9 +121,7 @@ func (s *Service) orphans(ctx context.Context, prefix string, at *searched, befo
 
 // deleteOrphans searches behind a key, up to another, as many batches as allowed,
 // and returns where to go on, "" when it has come to the end.
-func (s *Service) deleteOrphans(ctx context.Context, prefix, after, end string, batches int,
-	known func(context.Context, []string) (map[string]bool, error),
-) (string, error) {
+func (s *Service) deleteOrphans(ctx context.Context, prefix, after, end string, batches int) (string, error) {
 	for range batches {
 		infos, err := s.cfg.Blob.List(ctx, prefix, after, collectBatch)
 		if err != nil {
@@ -144,7 +139,7 @@ func (s *Service) deleteOrphans(ctx context.Context, prefix, after, end string, 
 			}
 		}
 		if len(keys) > 0 {
-			live, err := known(ctx, keys)
+			live, err := s.known(ctx, keys)
 			if err != nil {
 				return "", err
 			}
@@ -172,35 +167,16 @@ func isTimed(key, prefix string) bool {
 	return err == nil && len(text) == 16
 }
 
-func (s *Service) segmentsKnown(ctx context.Context, keys []string) (known map[string]bool, err error) {
+func (s *Service) known(ctx context.Context, keys []string) (known map[string]bool, err error) {
 	err = s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
-		known, err = tx.KnownSegments(ctx, keys)
+		known, err = tx.KnownLogObjects(ctx, keys)
 		return err
 	})
 	return known, err
 }
 
-// archivesKnown asks the logs that the archives' keys name.
-func (s *Service) archivesKnown(ctx context.Context, keys []string) (known map[string]bool, err error) {
-	var attempts []store.AttemptKey
-	for _, k := range keys {
-		p := strings.Split(k[strings.LastIndexByte(k, '/')+1:], "-")
-		if len(p) != 4 {
-			continue
-		}
-		if epoch, err := strconv.ParseInt(p[2], 10, 64); err == nil {
-			attempts = append(attempts, store.AttemptKey{Job: ci.JobID(p[1]), Epoch: epoch})
-		}
-	}
-	err = s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
-		known, err = tx.KnownArchives(ctx, attempts)
-		return err
-	})
-	return known, err
-}
-
-// expire ends the keeping of old logs: first in the database, so that readers
-// are told, then in the store.
+// expire ends the keeping of old logs: readers are told at once, and what was
+// their archives' alone is free.
 func (s *Service) expire(ctx context.Context, beforeUS int64) error {
 	for {
 		var marked int64
@@ -216,28 +192,16 @@ func (s *Service) expire(ctx context.Context, beforeUS int64) error {
 		}
 	}
 	for {
-		var logs []store.Log
-		err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
-			logs, err = tx.ExpiredLogs(ctx, collectBatch)
-			return err
-		})
-		if err != nil || len(logs) == 0 {
-			return err
-		}
-		for _, l := range logs {
-			if err := s.cfg.Blob.Delete(ctx, l.ArchiveKey); err != nil {
+		n := 0
+		err := s.cfg.Store.Write(ctx, func(tx *store.Tx) error {
+			logs, err := tx.ExpiredLogs(ctx, collectBatch)
+			n = len(logs)
+			if err != nil || n == 0 {
 				return err
 			}
-		}
-		err = s.cfg.Store.Write(ctx, func(tx *store.Tx) error {
-			for _, l := range logs {
-				if err := tx.ForgetArchive(ctx, l.Key()); err != nil {
-					return err
-				}
-			}
-			return nil
+			return tx.ForgetArchives(ctx, logs)
 		})
-		if err != nil {
+		if err != nil || n < collectBatch {
 			return err
 		}
 	}

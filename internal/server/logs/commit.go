@@ -273,12 +273,24 @@ func (c *commitment) run(ctx context.Context, tx *store.Tx) error {
 	if err != nil {
 		return err
 	}
-	plans := map[ci.JobID]*plan{}
+	// What has no row yet gets one with its first bytes.
+	known := make(map[ci.JobID]bool, len(logs))
 	for _, l := range logs {
+		known[l.Job] = true
+	}
+	locked := len(logs)
+	for _, r := range c.group {
+		if k := r.key(); !known[k.Job] {
+			known[k.Job] = true
+			logs = append(logs, store.Log{Job: k.Job, Epoch: k.Epoch, Org: r.org, State: store.LogOpen, NextSeq: 1, AheadSeq: 1})
+		}
+	}
+	plans := map[ci.JobID]*plan{}
+	for i, l := range logs {
 		if !current[l.Job] || l.State != store.LogOpen {
 			continue
 		}
-		p := &plan{log: l, limit: c.limit}
+		p := &plan{log: l, isNew: i >= locked, limit: c.limit}
 		if l.AheadSeq > l.NextSeq {
 			if p.ahead, err = tx.LogExtents(ctx, l.Key(), l.NextSeq, 100_000); err != nil {
 				return err
@@ -286,7 +298,7 @@ func (c *commitment) run(ctx context.Context, tx *store.Tx) error {
 		}
 		plans[l.Job] = p
 	}
-	var changed []store.Log
+	var changed, made []store.Log
 	var fenced []ci.LeaseRef
 	for i, r := range c.group {
 		p := plans[r.ref.Job]
@@ -303,7 +315,11 @@ func (c *commitment) run(ctx context.Context, tx *store.Tx) error {
 	for job, p := range plans {
 		c.logs[job], c.full[job] = &p.log, p.full
 		if len(p.fresh) > 0 {
-			changed = append(changed, p.log)
+			if p.isNew {
+				made = append(made, p.log)
+			} else {
+				changed = append(changed, p.log)
+			}
 			fenced = append(fenced, byJob[job])
 			c.stored = append(c.stored, p.fresh...)
 		}
@@ -311,12 +327,13 @@ func (c *commitment) run(ctx context.Context, tx *store.Tx) error {
 	if len(c.stored) == 0 {
 		return nil
 	}
-	return tx.AppendLogs(ctx, fenced, changed, c.stored, c.segment, c.size, c.now)
+	return tx.AppendLogs(ctx, fenced, changed, made, c.stored, c.segment, c.size, c.now)
 }
 
-// plan decides what of the requests for one locked log is stored.
+// plan decides what of the requests for one log is stored, which is locked or new.
 type plan struct {
 	log   store.Log
+	isNew bool
 	ahead []store.LogExtent // stored behind the hole, by sequence
 	limit int64
 	fresh []store.LogExtent // to store

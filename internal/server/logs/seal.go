@@ -1,12 +1,10 @@
 package logs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"forgeci/internal/ci"
@@ -14,9 +12,12 @@ import (
 )
 
 const (
-	sealBatch = 32               // logs recorded in one transaction
-	sealPoll  = 2 * time.Second  // how often to look for logs that ended elsewhere
-	sealGrace = 2 * time.Second  // how long they are left to the node that ended them
+	sealBatch = 256             // logs recorded in one transaction
+	sealPoll  = 2 * time.Second // how often to look for logs that ended elsewhere
+	sealGrace = 2 * time.Second // how long they are left to the node that ended them
+	// busySeal is from one round's start to the next while logs end at a rate: their
+	// archives share objects.
+	busySeal  = 500 * time.Millisecond
 	archiving = 30 * time.Minute // of one archive
 	// archiveOrphan is the age at which an archive that no log names is deleted;
 	// far above archiving, and a seal that took longer is refused.
@@ -32,14 +33,16 @@ const (
 // seal rewrites ended logs into archives until ctx ends.
 func (s *Service) seal(ctx context.Context) {
 	for ctx.Err() == nil {
+		began := time.Now()
 		n, err := s.SealEnded(ctx)
 		if err != nil && ctx.Err() == nil {
 			s.cfg.Log.Warn("logs not sealed", slog.Any("error", err))
 		}
-		if n == 0 || err != nil {
-			if !pause(ctx, sealPoll, s.ended) {
-				return
-			}
+		switch {
+		case n == 0 || err != nil:
+			pause(ctx, sealPoll, s.ended)
+		case n > 1 && n < sealBatch:
+			pause(ctx, time.Until(began.Add(busySeal)), nil)
 		}
 	}
 }
@@ -49,45 +52,80 @@ func (s *Service) seal(ctx context.Context) {
 // it sealed. A log that cannot be archived now is tried again later and does not
 // keep others waiting.
 func (s *Service) SealEnded(ctx context.Context) (int, error) {
-	var logs []store.Log
-	var now int64
-	err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
-		if now, err = tx.Now(ctx); err != nil {
-			return err
-		}
-		logs, err = tx.EndedLogs(ctx, now, 8*sealBatch)
-		return err
-	})
+	due, now, err := s.dueLogs(ctx)
+	if err != nil || len(due) == 0 {
+		return 0, err
+	}
+	extents, err := s.fewExtents(ctx, due)
 	if err != nil {
 		return 0, err
 	}
-	if len(logs) < 8*sealBatch {
+	ps := packs{s: s, now: now, open: map[ci.OrgID]*pack{}}
+	var failed error
+	for _, l := range due {
+		if err := s.archive(ctx, l, extents, &ps); err != nil {
+			failed = errors.Join(failed, err)
+		}
+	}
+	failed = errors.Join(failed, ps.closeAll(ctx))
+	if len(ps.sealed) == 0 {
+		return 0, failed
+	}
+	return len(ps.sealed), errors.Join(failed, s.record(ctx, ps.sealed, ps.objects, now))
+}
+
+// dueLogs returns logs that are to be sealed now, and the database's time.
+func (s *Service) dueLogs(ctx context.Context) (due []store.Log, now int64, err error) {
+	const look = 2 * sealBatch
+	var logs []store.Log
+	err = s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		if now, err = tx.Now(ctx); err != nil {
+			return err
+		}
+		logs, err = tx.EndedLogs(ctx, now, look)
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(logs) < look {
 		s.undoubtAllBut(logs)
 	}
-	var batch []store.Log
-	var failed error
 	for _, l := range logs {
 		s.mu.Lock()
 		hinted := s.hinted[l.Key()]
 		delete(s.hinted, l.Key())
 		s.mu.Unlock()
-		if !hinted && now-l.EndedUS < sealGrace.Microseconds() || len(batch) == sealBatch {
-			if hinted {
-				s.hint(l.Key())
-			}
-			continue
+		switch {
+		case !hinted && now-l.EndedUS < sealGrace.Microseconds():
+		case len(due) < sealBatch:
+			due = append(due, l)
+		case hinted:
+			s.hint(l.Key())
 		}
-		sealed, err := s.archive(ctx, l, now)
-		if err != nil {
-			failed = errors.Join(failed, err)
-			continue
+	}
+	return due, now, nil
+}
+
+// fewExtents returns the extents of those logs that have few, read at once.
+func (s *Service) fewExtents(ctx context.Context, logs []store.Log) (map[store.AttemptKey][]store.LogExtent, error) {
+	var keys []store.AttemptKey
+	left := int64(extentPage)
+	for _, l := range logs {
+		if l.Extents > 0 && l.Extents <= left {
+			left -= l.Extents
+			keys = append(keys, l.Key())
 		}
-		batch = append(batch, sealed)
 	}
-	if len(batch) == 0 {
-		return 0, failed
+	if len(keys) == 0 {
+		return nil, nil
 	}
-	return len(batch), errors.Join(failed, s.record(ctx, batch, now))
+	var es map[store.AttemptKey][]store.LogExtent
+	err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		es, err = tx.LogExtentsOf(ctx, keys)
+		return err
+	})
+	return es, err
 }
 
 func (s *Service) hint(k store.AttemptKey) {
@@ -97,7 +135,7 @@ func (s *Service) hint(k store.AttemptKey) {
 }
 
 // record makes verified archives the logs' bytes and releases what they replace.
-func (s *Service) record(ctx context.Context, batch []store.Log, madeUS int64) error {
+func (s *Service) record(ctx context.Context, batch []store.Log, objects []store.LogObject, madeUS int64) error {
 	var won map[store.AttemptKey]bool
 	err := s.cfg.Store.Write(ctx, func(tx *store.Tx) error {
 		now, err := tx.Now(ctx)
@@ -107,24 +145,37 @@ func (s *Service) record(ctx context.Context, batch []store.Log, madeUS int64) e
 		if now-madeUS > (archiveOrphan / 2).Microseconds() {
 			return unavailable("sealing took too long", time.Second)
 		}
-		won, err = tx.SealLogs(ctx, batch, now)
+		won, err = tx.SealLogs(ctx, batch, objects, now)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	keys := make([]store.AttemptKey, 0, len(batch))
+	held := map[string]bool{}
 	for _, l := range batch {
 		keys = append(keys, l.Key())
-		if !won[l.Key()] && l.ArchiveKey != "" {
+		held[l.ArchiveKey] = held[l.ArchiveKey] || won[l.Key()]
+	}
+	for _, o := range objects {
+		if !held[o.Key] {
 			// Another node was first: this archive is nobody's.
-			if err := s.cfg.Blob.Delete(ctx, l.ArchiveKey); err != nil {
+			if err := s.cfg.Blob.Delete(ctx, o.Key); err != nil {
 				s.cfg.Log.Debug("log archive not deleted", slog.Any("error", err))
 			}
 		}
 	}
 	s.touch(keys...)
-	return s.release(ctx, keys)
+	var many []store.AttemptKey
+	for _, l := range batch {
+		if store.ReleasedLater(l) {
+			many = append(many, l.Key())
+		}
+	}
+	if len(many) == 0 {
+		return nil
+	}
+	return s.release(ctx, many)
 }
 
 // release drops the extents of sealed logs in transactions of bounded size.
@@ -141,20 +192,23 @@ func (s *Service) release(ctx context.Context, keys []store.AttemptKey) error {
 	}
 }
 
-// archive builds, stores and verifies the archive of an ended log. The log it
-// returns names it.
-func (s *Service) archive(ctx context.Context, l store.Log, now int64) (store.Log, error) {
+// archive builds the archive of an ended log and gives it to a pack, or stores and
+// verifies it alone.
+func (s *Service) archive(ctx context.Context, l store.Log, known map[store.AttemptKey][]store.LogExtent, ps *packs) error {
 	ctx, cancel := context.WithTimeout(ctx, archiving)
 	defer cancel()
 	lay := newLayout()
-	for {
+	if es, ok := known[l.Key()]; ok {
+		lay.extend(es, true)
+	}
+	for l.Extents > int64(len(known[l.Key()])) {
 		var es []store.LogExtent
 		err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
 			es, err = tx.LogExtents(ctx, l.Key(), lay.nextSeq, extentPage)
 			return err
 		})
 		if err != nil {
-			return l, err
+			return err
 		}
 		lay.extend(es, true)
 		if len(es) < extentPage {
@@ -163,7 +217,8 @@ func (s *Service) archive(ctx context.Context, l store.Log, now int64) (store.Lo
 	}
 	lay.finish(l.Finals)
 	if len(lay.recs) == 0 {
-		return l, nil // nothing was written: there is nothing to keep
+		ps.sealed = append(ps.sealed, l) // nothing was written: there is nothing to keep
+		return nil
 	}
 	out := newSpool(s.cfg.Temp)
 	defer out.close()
@@ -173,21 +228,24 @@ func (s *Service) archive(ctx context.Context, l store.Log, now int64) (store.Lo
 		s.doubt(l.Key())
 	}
 	if err != nil {
-		return l, err
+		return err
 	}
 	if l.IndexSize, l.IndexDigest, err = a.close(); err != nil {
-		return l, err
+		return err
 	}
 	l.Lines, l.Gap, l.ArchiveSize = sealed.lines, sealed.gap, out.size
-	name := string(l.Job) + "-" + strconv.FormatInt(l.Epoch, 10) + "-" + s.cfg.IDs.New(ci.PrefixObject)
-	l.ArchiveKey = objectKey(archivePrefix, s.cfg.Incarnation, now, name)
+	if out.size <= packedMost {
+		return ps.add(ctx, l, out.mem)
+	}
+	l.ArchiveKey = ps.key()
 	if err := s.cfg.Blob.PutNew(ctx, l.ArchiveKey, out.reader(), out.size, [32]byte(out.sum.Sum(nil))); err != nil {
-		return l, err
+		return err
 	}
 	if err := s.verify(ctx, l); err != nil {
-		return l, errors.Join(err, s.cfg.Blob.Delete(ctx, l.ArchiveKey))
+		return errors.Join(err, s.cfg.Blob.Delete(ctx, l.ArchiveKey))
 	}
-	return l, nil
+	ps.stored(store.LogObject{Key: l.ArchiveKey, Size: out.size}, l)
+	return nil
 }
 
 // joined is up to what gap in time neighbouring records become one.
@@ -291,21 +349,19 @@ func (s *Service) verify(ctx context.Context, l store.Log) error {
 	if err != nil {
 		return err
 	}
+	return s.verifyFrames(l, frames, lay, func(f frame) ([]byte, error) { return s.read(ctx, l.ArchiveKey, l.ArchiveAt+f.at, f.size) })
+}
+
+func (s *Service) verifyFrames(l store.Log, frames []frame, lay *layout, read func(frame) ([]byte, error)) error {
 	if lay.lines != l.Lines || lay.bytes != l.Bytes && l.Gap == 0 {
 		return ci.Errorf(ci.ErrDigest, "log archive %s does not hold what its log holds", l.ArchiveKey)
 	}
-	buf := new(bytes.Buffer)
 	for _, f := range frames {
-		r, err := s.cfg.Blob.Open(ctx, l.ArchiveKey, f.at, f.size)
+		b, err := read(f)
 		if err != nil {
 			return err
 		}
-		buf.Reset()
-		_, err = buf.ReadFrom(r)
-		if err := errors.Join(err, r.Close()); err != nil {
-			return err
-		}
-		if _, err := s.codec.unpack(buf.Bytes(), f); err != nil {
+		if _, err := s.codec.unpack(b, f); err != nil {
 			return err
 		}
 	}

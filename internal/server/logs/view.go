@@ -201,10 +201,16 @@ func (s *Service) loadIndex(ctx context.Context, l store.Log) ([]frame, *layout,
 	if l.IndexSize > maxIndex || l.IndexSize > l.ArchiveSize {
 		return nil, nil, ci.Errorf(ci.ErrDigest, "the index of a log archive is out of bounds")
 	}
-	b, err := s.read(ctx, l.ArchiveKey, l.ArchiveSize-l.IndexSize, l.IndexSize)
+	b, err := s.read(ctx, l.ArchiveKey, l.ArchiveAt+l.ArchiveSize-l.IndexSize, l.IndexSize)
 	if err != nil {
 		return nil, nil, err
 	}
+	return s.readIndex(l, b)
+}
+
+// readIndex decodes the index of a log's archive, if it has the digest that it was
+// recorded with.
+func (s *Service) readIndex(l store.Log, b []byte) ([]frame, *layout, error) {
 	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != l.IndexDigest {
 		return nil, nil, ci.Errorf(ci.ErrDigest, "the index of log archive %s does not have its digest", l.ArchiveKey)
 	}
@@ -247,7 +253,7 @@ func (s *Service) load(ctx context.Context, snap snapshot, r record) ([]byte, er
 	key := snap.log.ArchiveKey + "#" + hex.EncodeToString(f.sum[:8])
 	b, ok := s.cache.get(key)
 	if !ok {
-		packed, err := s.read(ctx, snap.log.ArchiveKey, f.at, f.size)
+		packed, err := s.read(ctx, snap.log.ArchiveKey, snap.log.ArchiveAt+f.at, f.size)
 		if err != nil {
 			return nil, err
 		}

@@ -35,7 +35,7 @@ func expand(text string) string {
   s.state, s.opened_us, s.gone_us, r.name, r.status,
   (SELECT COUNT(*) FROM occupancy o WHERE o.runner_id = s.runner_id)`,
 		"{{log}}", `log.job_id, log.epoch, log.org_id, log.state, log.bytes, log.cut, log.gap, log.lines, log.extents, log.next_seq,
-  log.ahead_seq, log.streams, log.finals, log.archive_key, log.archive_size, log.index_size, log.index_digest, log.ended_us, log.sealed_us`,
+  log.ahead_seq, log.streams, log.finals, log.archive_key, log.archive_at, log.archive_size, log.index_size, log.index_digest, log.ended_us, log.sealed_us`,
 		"{{extent}}", `job_id, epoch, seq, last_seq, step, stream, off, length, discarded, at_us, newlines, first_nl, last_nl, digest,
   segment, segment_off`,
 		"{{artifact}}", `id, org_id, run_id, job_id, epoch, name, blob_key, size, digest, files, bytes, state, created_us, expires_us`,

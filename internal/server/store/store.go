@@ -51,8 +51,8 @@ const (
 	PointCommitted Point = "committed"
 )
 
-// ErrSerialization is what Options.Fault returns for a transaction that the
-// database asks to run again: a deadlock's victim, a busy database.
+// ErrSerialization says that a transaction has to be run again because of another
+// one. Options.Fault returns it for what the database says to a deadlock's victim.
 const ErrSerialization again = "the transaction has to be run again"
 
 type again string

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strconv"
 
 	"forgeci/internal/ci"
@@ -34,9 +35,11 @@ type Log struct {
 	AheadSeq int64
 	// Streams holds the durable contiguous length of each stream, Finals the one
 	// that the runner declared at the end.
-	Streams     map[LogStream]int64
-	Finals      map[LogStream]int64
+	Streams map[LogStream]int64
+	Finals  map[LogStream]int64
+	// ArchiveKey names the object that holds the archive, from ArchiveAt on.
 	ArchiveKey  string
+	ArchiveAt   int64
 	ArchiveSize int64
 	IndexSize   int64
 	IndexDigest string
@@ -78,7 +81,7 @@ func (s *LogStream) UnmarshalText(b []byte) error {
 func scanLog(r scanner, v *Log) error {
 	var streams, finals []byte
 	err := r.Scan(&v.Job, &v.Epoch, &v.Org, &v.State, &v.Bytes, &v.Cut, &v.Gap, &v.Lines, &v.Extents, &v.NextSeq, &v.AheadSeq,
-		&streams, &finals, &v.ArchiveKey, &v.ArchiveSize, &v.IndexSize, &v.IndexDigest, &v.EndedUS, &v.SealedUS)
+		&streams, &finals, &v.ArchiveKey, &v.ArchiveAt, &v.ArchiveSize, &v.IndexSize, &v.IndexDigest, &v.EndedUS, &v.SealedUS)
 	if err != nil {
 		return err
 	}
@@ -113,19 +116,10 @@ func scanExtent(r scanner, v *LogExtent) error {
 		&v.AtMicros, &v.Newlines, &v.FirstNL, &v.LastNL, &v.Digest, &v.Segment, &v.SegmentAt)
 }
 
-// LockLogs locks and returns the logs of attempts, in order, making the rows of
-// those that have a lease and no log yet. At most one tuple per job.
+// LockLogs locks and returns the logs of attempts that have one, in order. At most
+// one tuple per job.
 func (t *Tx) LockLogs(ctx context.Context, rs []ci.LeaseRef) ([]Log, error) {
-	set := refs(rs, nil)
-	logs, err := query(ctx, t, "LogsLock", scanLog, set)
-	if err != nil || len(logs) == len(rs) {
-		return logs, err
-	}
-	if _, err := t.exec(ctx, "LogsOpen", set, 0); err != nil {
-		return nil, err
-	}
-	// Also when nothing was inserted: another node may have been faster.
-	return query(ctx, t, "LogsLock", scanLog, set)
+	return query(ctx, t, "LogsLock", scanLog, refs(rs, nil))
 }
 
 // CurrentLeases returns the jobs whose tuple is current.
@@ -181,15 +175,38 @@ func (t *Tx) LogExtents(ctx context.Context, k AttemptKey, from int64, limit int
 	return query(ctx, t, "LogExtentsFrom", scanExtent, k.Job, k.Epoch, from, limit)
 }
 
+// LogExtentsOf returns all extents of logs that have few, by attempt.
+func (t *Tx) LogExtentsOf(ctx context.Context, ks []AttemptKey) (map[AttemptKey][]LogExtent, error) {
+	rows, err := query(ctx, t, "LogExtentsOf", scanExtent, attemptKeys(ks))
+	out := make(map[AttemptKey][]LogExtent, len(ks))
+	for _, e := range rows {
+		k := AttemptKey{e.Job, e.Epoch}
+		out[k] = append(out[k], e)
+	}
+	return out, err
+}
+
 // LogExtentsOver returns the extents that hold any of the sequence numbers
 // first to last.
 func (t *Tx) LogExtentsOver(ctx context.Context, k AttemptKey, first, last int64) ([]LogExtent, error) {
 	return query(ctx, t, "LogExtentsOver", scanExtent, k.Job, k.Epoch, first, last)
 }
 
-// AppendLogs stores extents of one segment and the rows of their locked logs, of
-// attempts whose lease is current; anything else is a defect of the caller.
-func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs []Log, es []LogExtent, segment string, size, now int64) error {
+// AppendLogs stores extents of one segment and the rows of their logs, of attempts
+// whose lease is current: logs are locked ones, made are those that had no row. When
+// one of these has a row by now, or has lost its lease, the transaction has to be
+// run again; anything else that is not as it was is a defect of the caller.
+func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs, made []Log, es []LogExtent, segment string, size, now int64) error {
+	set := refs(rs, nil)
+	if len(made) > 0 {
+		n, err := t.exec(ctx, "LogsInsert", set, now, positions(made))
+		if err == nil && n != int64(len(made)) {
+			err = ErrSerialization
+		}
+		if err != nil {
+			return err
+		}
+	}
 	m := make(map[string]any, len(es))
 	held := int64(0)
 	for i, e := range es {
@@ -200,23 +217,44 @@ func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs []Log, es []
 		}
 		held++
 	}
-	set := refs(rs, nil)
 	n, err := t.exec(ctx, "LogExtentsInsert", set, now, object(m), segment)
 	if err := changed(n, len(es), "log extents", err); err != nil {
 		return err
 	}
-	l := make(map[string]any, len(logs))
+	if len(logs) > 0 {
+		n, err = t.exec(ctx, "LogsAdvance", set, now, positions(logs))
+		if err := changed(n, len(logs), "logs", err); err != nil {
+			return err
+		}
+	}
+	return t.insertObjects(ctx, []LogObject{{Key: segment, Size: size}}, map[string]int64{segment: held}, now)
+}
+
+// positions renders what is stored of logs.
+func positions(logs []Log) string {
+	m := make(map[string]any, len(logs))
 	for _, g := range logs {
-		l[string(g.Job)] = map[string]any{
-			"e": g.Epoch, "b": g.Bytes, "c": g.Cut, "x": g.Extents, "q": g.NextSeq,
+		m[string(g.Job)] = map[string]any{
+			"e": g.Epoch, "o": g.Org, "b": g.Bytes, "c": g.Cut, "x": g.Extents, "q": g.NextSeq,
 			"a": g.AheadSeq, "s": lengths(g.Streams),
 		}
 	}
-	n, err = t.exec(ctx, "LogsAdvance", set, now, object(l))
-	if err := changed(n, len(logs), "logs", err); err != nil {
-		return err
+	return object(m)
+}
+
+// LogObject is an object that holds bytes of logs.
+type LogObject struct {
+	Key  string
+	Size int64
+}
+
+// insertObjects makes the rows of objects with what refers to each.
+func (t *Tx) insertObjects(ctx context.Context, objects []LogObject, refs map[string]int64, now int64) error {
+	m := make(map[string]any, len(objects))
+	for _, o := range objects {
+		m[o.Key] = map[string]any{"s": o.Size, "n": refs[o.Key]}
 	}
-	_, err = t.exec(ctx, "LogSegmentInsert", segment, size, held, now)
+	_, err := t.exec(ctx, "LogObjectsInsert", object(m), now)
 	return err
 }
 
@@ -269,32 +307,85 @@ func (t *Tx) EndedLogs(ctx context.Context, beforeUS int64, limit int) ([]Log, e
 	return query(ctx, t, "LogsEnded", scanLog, beforeUS, limit)
 }
 
-// SealLogs records the verified archives of ended logs and returns those that
-// were not sealed before: the archives of the others are nobody's.
-func (t *Tx) SealLogs(ctx context.Context, logs []Log, now int64) (map[AttemptKey]bool, error) {
+// releaseAtOnce is how many extents a log may have that are dropped when it is
+// sealed; those of others are dropped behind that, in steps.
+const releaseAtOnce = 200
+
+// ReleasedLater reports whether the extents of a log are left when it is sealed.
+func ReleasedLater(l Log) bool { return l.Extents > releaseAtOnce }
+
+// SealLogs records the verified archives of ended logs and the objects that hold
+// them, and drops the extents of those that have few. It returns the logs that
+// were not sealed before: the archives of the others are nobody's, and an object
+// that holds nothing else is not recorded.
+func (t *Tx) SealLogs(ctx context.Context, logs []Log, objects []LogObject, now int64) (map[AttemptKey]bool, error) {
 	m := make(map[string]any, len(logs))
 	for i, l := range logs {
+		left, releasing := int64(0), 0
+		if ReleasedLater(l) {
+			left, releasing = l.Extents, 1
+		}
 		m[itoa(i)] = map[string]any{
-			"j": l.Job, "e": l.Epoch, "l": l.Lines, "g": l.Gap, "k": l.ArchiveKey, "s": l.ArchiveSize,
-			"i": l.IndexSize, "h": l.IndexDigest,
+			"j": l.Job, "e": l.Epoch, "l": l.Lines, "g": l.Gap, "k": l.ArchiveKey, "p": l.ArchiveAt, "s": l.ArchiveSize,
+			"i": l.IndexSize, "h": l.IndexDigest, "x": left, "r": releasing,
 		}
 	}
 	rows, err := query(ctx, t, "LogsSeal", scanAttemptKey, object(m), now)
-	out := make(map[AttemptKey]bool, len(rows))
-	for _, k := range rows {
-		out[k] = true
+	if err != nil {
+		return nil, err
 	}
-	return out, err
+	won := make(map[AttemptKey]bool, len(rows))
+	for _, k := range rows {
+		won[k] = true
+	}
+	var drop []AttemptKey
+	extents, held := int64(0), map[string]int64{}
+	for _, l := range logs {
+		if !won[l.Key()] {
+			continue
+		}
+		held[l.ArchiveKey]++
+		if l.Extents > 0 && !ReleasedLater(l) {
+			drop = append(drop, l.Key())
+			extents += l.Extents
+		}
+	}
+	objects = slices.DeleteFunc(slices.Clone(objects), func(o LogObject) bool { return held[o.Key] == 0 })
+	if len(objects) > 0 {
+		if err := t.insertObjects(ctx, objects, held, now); err != nil {
+			return nil, err
+		}
+	}
+	if len(drop) == 0 {
+		return won, nil
+	}
+	_, n, err := t.dropExtents(ctx, drop, int(extents))
+	return won, changed(int64(n), int(extents), "log extents", err)
 }
 
-// UnreleasedLogs returns sealed logs that still have extents.
-func (t *Tx) UnreleasedLogs(ctx context.Context, limit int) ([]AttemptKey, error) {
-	return query(ctx, t, "LogsUnreleased", scanAttemptKey, limit)
+// ReleasingLogs returns sealed logs of which some extents are still to be dropped.
+func (t *Tx) ReleasingLogs(ctx context.Context, limit int) ([]AttemptKey, error) {
+	return query(ctx, t, "LogsReleasing", scanAttemptKey, limit)
 }
 
 // ReleaseExtents drops up to limit extents of sealed logs and what they held of
 // their segments. It returns how many.
 func (t *Tx) ReleaseExtents(ctx context.Context, ks []AttemptKey, limit int) (int, error) {
+	logs, dropped, err := t.dropExtents(ctx, ks, limit)
+	if err != nil || dropped == 0 {
+		return 0, err
+	}
+	m := make(map[string]any, len(logs))
+	for k, n := range logs {
+		m[string(k.Job)+"."+itoa(int(k.Epoch))] = map[string]any{"j": k.Job, "e": k.Epoch, "n": n}
+	}
+	n, err := t.exec(ctx, "LogsReleased", object(m))
+	return dropped, changed(n, len(logs), "logs", err)
+}
+
+// dropExtents drops up to limit extents of sealed logs and what they held of their
+// segments. It returns how many, of each log and in all.
+func (t *Tx) dropExtents(ctx context.Context, ks []AttemptKey, limit int) (map[AttemptKey]int64, int, error) {
 	type row struct {
 		key     AttemptKey
 		segment string
@@ -303,59 +394,46 @@ func (t *Tx) ReleaseExtents(ctx context.Context, ks []AttemptKey, limit int) (in
 		return r.Scan(&v.key.Job, &v.key.Epoch, &v.segment)
 	}, attemptKeys(ks), limit)
 	if err != nil || len(rows) == 0 {
-		return 0, err
+		return nil, 0, err
 	}
 	logs, segments := map[AttemptKey]int64{}, map[string]int64{}
 	for _, r := range rows {
 		logs[r.key]++
 		segments[r.segment]++
 	}
-	m := make(map[string]any, len(logs))
-	for k, n := range logs {
-		m[string(k.Job)+"."+itoa(int(k.Epoch))] = map[string]any{"j": k.Job, "e": k.Epoch, "n": n}
-	}
-	n, err := t.exec(ctx, "LogsReleased", object(m))
-	if err := changed(n, len(logs), "logs", err); err != nil {
-		return 0, err
-	}
-	s := make(map[string]any, len(segments))
-	for k, n := range segments {
-		s[k] = map[string]any{"n": n}
-	}
-	n, err = t.exec(ctx, "LogSegmentsUnref", object(s))
-	return len(rows), changed(n, len(segments), "log segments", err)
+	return logs, len(rows), t.unrefObjects(ctx, segments)
 }
 
-// FreeSegments returns up to limit segments that nothing refers to and that are
-// older than a time. Nothing refers to one again: its extents came with it.
-func (t *Tx) FreeSegments(ctx context.Context, beforeUS int64, limit int) ([]string, error) {
-	return query(ctx, t, "LogSegmentsFree", scanString, beforeUS, limit)
+// unrefObjects counts references to objects down.
+func (t *Tx) unrefObjects(ctx context.Context, refs map[string]int64) error {
+	m := make(map[string]any, len(refs))
+	for k, n := range refs {
+		m[k] = map[string]any{"n": n}
+	}
+	n, err := t.exec(ctx, "LogObjectsUnref", object(m))
+	return changed(n, len(refs), "log objects", err)
 }
 
-// DeleteSegments forgets segments whose objects have been deleted.
-func (t *Tx) DeleteSegments(ctx context.Context, ks []string) error {
-	_, err := t.exec(ctx, "LogSegmentsDelete", keys(ks))
+// FreeLogObjects returns up to limit objects that nothing refers to and that are
+// older than a time. Nothing refers to one again: what did came with it.
+func (t *Tx) FreeLogObjects(ctx context.Context, beforeUS int64, limit int) ([]string, error) {
+	return query(ctx, t, "LogObjectsFree", scanString, beforeUS, limit)
+}
+
+// DeleteLogObjects forgets objects that have been deleted.
+func (t *Tx) DeleteLogObjects(ctx context.Context, ks []string) error {
+	_, err := t.exec(ctx, "LogObjectsDelete", keys(ks))
 	return err
 }
 
-// KnownSegments returns those of the keys that are segments.
-func (t *Tx) KnownSegments(ctx context.Context, ks []string) (map[string]bool, error) {
-	rows, err := query(ctx, t, "LogSegmentsKnown", scanString, keys(ks))
-	return set(rows), err
-}
-
-// KnownArchives returns the archives that the attempts' logs name.
-func (t *Tx) KnownArchives(ctx context.Context, ks []AttemptKey) (map[string]bool, error) {
-	rows, err := query(ctx, t, "LogArchivesKnown", scanString, attemptKeys(ks))
-	return set(rows), err
-}
-
-func set(rows []string) map[string]bool {
+// KnownLogObjects returns those of the keys that are objects of logs.
+func (t *Tx) KnownLogObjects(ctx context.Context, ks []string) (map[string]bool, error) {
+	rows, err := query(ctx, t, "LogObjectsKnown", scanString, keys(ks))
 	out := make(map[string]bool, len(rows))
 	for _, r := range rows {
 		out[r] = true
 	}
-	return out
+	return out, err
 }
 
 // ExpireLogs marks up to limit logs sealed at or before a time as expired.
@@ -368,8 +446,21 @@ func (t *Tx) ExpiredLogs(ctx context.Context, limit int) ([]Log, error) {
 	return query(ctx, t, "LogsExpired", scanLog, limit)
 }
 
-// ForgetArchive records that the archive of an expired log is gone.
-func (t *Tx) ForgetArchive(ctx context.Context, k AttemptKey) error {
-	_, err := t.exec(ctx, "LogForget", k.Job, k.Epoch)
-	return err
+// ForgetArchives records that expired logs do not need their archives any more.
+func (t *Tx) ForgetArchives(ctx context.Context, logs []Log) error {
+	ks := make([]AttemptKey, len(logs))
+	held := map[AttemptKey]string{}
+	for i, l := range logs {
+		ks[i] = l.Key()
+		held[l.Key()] = l.ArchiveKey
+	}
+	rows, err := query(ctx, t, "LogsForget", scanAttemptKey, attemptKeys(ks))
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	refs := map[string]int64{}
+	for _, k := range rows {
+		refs[held[k]]++
+	}
+	return t.unrefObjects(ctx, refs)
 }

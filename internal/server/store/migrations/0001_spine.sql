@@ -147,12 +147,13 @@ CREATE TABLE run (
   started_us BIGINT NOT NULL DEFAULT 0,
   finished_us BIGINT NOT NULL DEFAULT 0,
   UNIQUE (repo_id, number),
+  CHECK ((state = 'finished') = (finished_us > 0)),
   CHECK ((state IN ('waiting', 'running', 'cancelling') AND conclusion = '')
       OR (state = 'finished' AND conclusion IN ('success', 'failed', 'timed_out', 'cancelled', 'skipped')))
 );
 CREATE INDEX run_org ON run (org_id, id);
 CREATE INDEX run_source ON run (org_id, source_digest);
-CREATE INDEX run_active ON run (org_id, id) WHERE state <> 'finished';
+CREATE INDEX run_active ON run (org_id, id) WHERE finished_us = 0;
 
 CREATE TABLE job (
   id TEXT PRIMARY KEY,
@@ -343,16 +344,18 @@ CREATE TABLE log (
   ahead_seq BIGINT NOT NULL DEFAULT 1,          -- behind the highest sequence number stored
   streams TEXT NOT NULL DEFAULT '{}',           -- durable contiguous length by "step.stream"
   finals TEXT NOT NULL DEFAULT '{}',            -- length the runner declared at the end, likewise
-  archive_key TEXT NOT NULL DEFAULT '',
+  archive_key TEXT NOT NULL DEFAULT '',         -- the object that holds the archive, among others or alone
+  archive_at BIGINT NOT NULL DEFAULT 0,         -- where it begins in that object
   archive_size BIGINT NOT NULL DEFAULT 0,
   index_size BIGINT NOT NULL DEFAULT 0,         -- of the index at the archive's end
   index_digest TEXT NOT NULL DEFAULT '',        -- SHA-256 of the index, hex
   ended_us BIGINT NOT NULL DEFAULT 0,
   sealed_us BIGINT NOT NULL DEFAULT 0,
+  releasing BIGINT NOT NULL DEFAULT 0,          -- 1 = sealed, and some of its extents are still to be dropped
   PRIMARY KEY (job_id, epoch)
 );
 CREATE INDEX log_unsealed ON log (ended_us) WHERE state = 'ended';
-CREATE INDEX log_unreleased ON log (sealed_us) WHERE state = 'sealed' AND extents > 0;
+CREATE INDEX log_releasing ON log (sealed_us) WHERE releasing = 1;
 CREATE INDEX log_kept ON log (sealed_us) WHERE state = 'sealed';
 CREATE INDEX log_expired ON log (job_id) WHERE state = 'expired' AND archive_key <> '';
 
@@ -376,14 +379,15 @@ CREATE TABLE log_extent (
   PRIMARY KEY (job_id, epoch, seq)
 );
 
--- Objects of group-committed log bytes, reference-counted by their extents.
-CREATE TABLE log_segment (
+-- Objects that hold bytes of logs: segments of group-committed chunks, referred to
+-- by their extents, and archives, referred to by their logs.
+CREATE TABLE log_object (
   key TEXT PRIMARY KEY,
   size BIGINT NOT NULL,
   refs BIGINT NOT NULL CHECK (refs >= 0),
   created_us BIGINT NOT NULL
 );
-CREATE INDEX log_segment_free ON log_segment (created_us) WHERE refs = 0;
+CREATE INDEX log_object_free ON log_object (created_us) WHERE refs = 0;
 
 -- Artifacts: a generation is a candidate of one attempt; a binding makes it the job's.
 CREATE TABLE artifact (

@@ -1,17 +1,19 @@
 -- Logs: one row per attempt, extents that say where its bytes are, and the
--- segments that hold them. The row of a log is locked before anything about it
--- is decided; completion and expiry take the same lock (LogsEnd), so that
+-- objects that hold them. The row of a log is locked before anything about it
+-- is decided, or made; completion and expiry take the same lock (LogsEnd), so that
 -- nothing is appended behind an end.
 
 -- name: LogsLock
 SELECT {{log}} FROM log WHERE (log.job_id, log.epoch) IN
   (SELECT key, CAST(value->>'e' AS BIGINT) FROM json_each($1)) ORDER BY log.job_id, log.epoch /*lock*/;
 
--- name: LogsOpen
--- Makes the rows of logs that have none. $2 is 0 here: expiry is checked after
--- the lock.
-INSERT INTO log (job_id, epoch, org_id, state)
-SELECT lease.job_id, lease.epoch, lease.org_id, 'open' FROM lease WHERE {{lease_is_current}} ORDER BY lease.job_id
+-- name: LogsInsert
+-- Makes the rows of logs that have none, with their first bytes. One that is there
+-- by now was made, or ended, by another transaction.
+INSERT INTO log (job_id, epoch, org_id, state, bytes, cut, extents, next_seq, ahead_seq, streams)
+SELECT key, CAST(value->>'e' AS BIGINT), value->>'o', 'open', CAST(value->>'b' AS BIGINT), CAST(value->>'c' AS BIGINT),
+  CAST(value->>'x' AS BIGINT), CAST(value->>'q' AS BIGINT), CAST(value->>'a' AS BIGINT), value->>'s'
+FROM json_each($3) WHERE key IN (SELECT lease.job_id FROM lease WHERE {{lease_is_current}}) ORDER BY key
 ON CONFLICT (job_id, epoch) DO NOTHING;
 
 -- name: LeasesCurrent
@@ -19,6 +21,11 @@ SELECT lease.job_id FROM lease WHERE {{lease_is_current}};
 
 -- name: LogExtentsFrom
 SELECT {{extent}} FROM log_extent WHERE job_id = $1 AND epoch = $2 AND seq >= $3 ORDER BY seq LIMIT $4;
+
+-- name: LogExtentsOf
+-- All extents of logs that have few.
+SELECT {{extent}} FROM log_extent WHERE (job_id, epoch) IN
+  (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1)) ORDER BY job_id, epoch, seq;
 
 -- name: LogExtentsOver
 -- The extents that hold any of the sequence numbers $3 to $4.
@@ -42,8 +49,9 @@ FROM (SELECT key AS job_id, CAST(value->>'e' AS BIGINT) AS epoch, CAST(value->>'
 WHERE log.job_id = x.job_id AND log.epoch = x.epoch AND log.state NOT IN ('ended', 'sealed', 'expired')
   AND log.job_id IN (SELECT lease.job_id FROM lease WHERE {{lease_is_current}});
 
--- name: LogSegmentInsert
-INSERT INTO log_segment (key, size, refs, created_us) VALUES ($1, $2, $3, $4);
+-- name: LogObjectsInsert
+INSERT INTO log_object (key, size, refs, created_us)
+SELECT key, CAST(value->>'s' AS BIGINT), CAST(value->>'n' AS BIGINT), CAST($2 AS BIGINT) FROM json_each($1) WHERE true;
 
 -- name: LogsEnd
 -- Nothing is appended any more; the first end counts.
@@ -60,16 +68,18 @@ SELECT {{log}} FROM log WHERE log.state = 'ended' AND log.ended_us <= $1 ORDER B
 
 -- name: LogsSeal
 -- Replaces the extents of ended logs by their verified archives; the first one counts.
-UPDATE log SET state = 'sealed', lines = x.lines, gap = x.gap, archive_key = x.archive_key, archive_size = x.archive_size,
-  index_size = x.index_size, index_digest = x.index_digest, sealed_us = $2
+UPDATE log SET state = 'sealed', lines = x.lines, gap = x.gap, archive_key = x.archive_key, archive_at = x.archive_at,
+  archive_size = x.archive_size, index_size = x.index_size, index_digest = x.index_digest, sealed_us = $2,
+  extents = x.extents, releasing = x.releasing
 FROM (SELECT value->>'j' AS job_id, CAST(value->>'e' AS BIGINT) AS epoch, CAST(value->>'l' AS BIGINT) AS lines,
-  CAST(value->>'g' AS BIGINT) AS gap, value->>'k' AS archive_key, CAST(value->>'s' AS BIGINT) AS archive_size,
-  CAST(value->>'i' AS BIGINT) AS index_size, value->>'h' AS index_digest FROM json_each($1)) x
+  CAST(value->>'g' AS BIGINT) AS gap, value->>'k' AS archive_key, CAST(value->>'p' AS BIGINT) AS archive_at,
+  CAST(value->>'s' AS BIGINT) AS archive_size, CAST(value->>'i' AS BIGINT) AS index_size, value->>'h' AS index_digest,
+  CAST(value->>'x' AS BIGINT) AS extents, CAST(value->>'r' AS BIGINT) AS releasing FROM json_each($1)) x
 WHERE log.job_id = x.job_id AND log.epoch = x.epoch AND log.state NOT IN ('open', 'sealed', 'expired')
 RETURNING log.job_id, log.epoch;
 
--- name: LogsUnreleased
-SELECT log.job_id, log.epoch FROM log WHERE log.state = 'sealed' AND log.extents > 0 LIMIT $1;
+-- name: LogsReleasing
+SELECT log.job_id, log.epoch FROM log WHERE log.releasing = 1 LIMIT $1;
 
 -- name: LogExtentsRelease
 -- Drops extents of sealed logs.
@@ -80,27 +90,22 @@ DELETE FROM log_extent WHERE (job_id, epoch, seq) IN
 RETURNING job_id, epoch, segment;
 
 -- name: LogsReleased
-UPDATE log SET extents = log.extents - x.n
+UPDATE log SET extents = log.extents - x.n, releasing = CASE WHEN log.extents > x.n THEN 1 ELSE 0 END
 FROM (SELECT value->>'j' AS job_id, CAST(value->>'e' AS BIGINT) AS epoch, CAST(value->>'n' AS BIGINT) AS n FROM json_each($1)) x
 WHERE log.job_id = x.job_id AND log.epoch = x.epoch;
 
--- name: LogSegmentsUnref
-UPDATE log_segment SET refs = log_segment.refs - x.n
-FROM (SELECT key AS k, CAST(value->>'n' AS BIGINT) AS n FROM json_each($1)) x WHERE log_segment.key = x.k;
+-- name: LogObjectsUnref
+UPDATE log_object SET refs = log_object.refs - x.n
+FROM (SELECT key AS k, CAST(value->>'n' AS BIGINT) AS n FROM json_each($1)) x WHERE log_object.key = x.k;
 
--- name: LogSegmentsFree
-SELECT key FROM log_segment WHERE refs = 0 AND created_us < $1 ORDER BY created_us LIMIT $2;
+-- name: LogObjectsFree
+SELECT key FROM log_object WHERE refs = 0 AND created_us < $1 ORDER BY created_us LIMIT $2;
 
--- name: LogSegmentsDelete
-DELETE FROM log_segment WHERE refs < 1 AND log_segment.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
+-- name: LogObjectsDelete
+DELETE FROM log_object WHERE refs < 1 AND log_object.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
 
--- name: LogSegmentsKnown
-SELECT log_segment.key FROM log_segment WHERE log_segment.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
-
--- name: LogArchivesKnown
--- The archives that logs name.
-SELECT log.archive_key FROM log WHERE (log.job_id, log.epoch) IN
-  (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1)) AND log.archive_key <> '';
+-- name: LogObjectsKnown
+SELECT log_object.key FROM log_object WHERE log_object.key IN (SELECT x.k FROM (SELECT key AS k FROM json_each($1)) x);
 
 -- name: LogsExpire
 UPDATE log SET state = 'expired' WHERE log.state = 'sealed' AND log.extents = 0 AND (log.job_id, log.epoch) IN
@@ -109,5 +114,7 @@ UPDATE log SET state = 'expired' WHERE log.state = 'sealed' AND log.extents = 0 
 -- name: LogsExpired
 SELECT {{log}} FROM log WHERE log.state = 'expired' AND log.archive_key <> '' LIMIT $1;
 
--- name: LogForget
-UPDATE log SET archive_key = '' WHERE log.job_id = $1 AND log.epoch = $2 AND log.state = 'expired';
+-- name: LogsForget
+UPDATE log SET archive_key = '' WHERE log.archive_key <> '' AND log.state NOT IN ('open', 'ended', 'sealed') AND (log.job_id, log.epoch) IN
+  (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1))
+RETURNING log.job_id, log.epoch;

@@ -16,10 +16,10 @@ SELECT {{run}}, repo_name FROM (
 -- name: ReadActiveRuns
 SELECT {{run}}, repo_name FROM (
   SELECT r.*, p.name AS repo_name FROM run r JOIN repo p ON p.id = r.repo_id
-  WHERE r.org_id = $1 AND r.state <> 'finished' AND r.state <> 'waiting' ORDER BY r.id LIMIT $2) x ORDER BY id;
+  WHERE r.org_id = $1 AND r.finished_us = 0 AND r.state <> 'waiting' ORDER BY r.id LIMIT $2) x ORDER BY id;
 
 -- name: ReadActiveCount
-SELECT COUNT(*) FROM run WHERE org_id = $1 AND state <> 'finished' AND state <> 'waiting';
+SELECT COUNT(*) FROM run WHERE org_id = $1 AND finished_us = 0 AND state <> 'waiting';
 
 -- name: ReadJobCounts
 SELECT run_id, state, conclusion, COUNT(*) FROM job WHERE run_id IN (SELECT key FROM json_each($1))
@@ -101,4 +101,4 @@ SELECT COUNT(*) FROM job WHERE org_id = $1 AND dead_us > 0 AND requeued_run = ''
 -- name: ReadQueueByState
 -- By the unfinished runs: finished jobs are many and are not looked at.
 SELECT j.state, COUNT(*) FROM run r JOIN job j ON j.run_id = r.id
-WHERE r.state <> 'finished' AND j.state <> 'finished' GROUP BY j.state;
+WHERE r.finished_us = 0 AND j.state <> 'finished' GROUP BY j.state;
