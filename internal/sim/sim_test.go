@@ -214,7 +214,6 @@ func (w *world) disturb() {
 func (w *world) jump(delta int64) {
 	w.tell("  by %d s", delta/second)
 	w.db.jump(w.now, delta)
-	w.jumps = append(w.jumps, delta)
 	if w.mirror.fresh { // made under either of two clocks
 		w.mirror.excuse()
 	}

@@ -88,8 +88,6 @@ type node struct {
 	clock clock // monotonic, of this process
 	yield func(struct{}) bool
 	swept int64
-	// saw counts the clock jumps that happened before this process started.
-	saw int
 }
 
 type world struct {
@@ -102,7 +100,6 @@ type world struct {
 	now   int64 // true time, microseconds
 	db    clock // the database's
 	fair  clock // the faster of true time and the database's without its great jumps
-	jumps []int64
 	moved int64 // sum of the shifts that have been stored
 	known int64 // the same when the last step had ended
 	// commits counts transactions that were stored; movedAt and followedAt are its
@@ -325,7 +322,6 @@ func (w *world) drawFault() *fault {
 func (n *node) start() error {
 	w := n.w
 	n.clock = clock{at: w.now, rate: 0.98 + w.rng.Float64()*0.04}
-	n.saw = len(w.jumps)
 	jitter := rand.New(rand.NewPCG(w.seed, uint64(w.now)+uint64(n.index)))
 	e, err := engine.New(w.ctx, engine.Config{
 		Store: w.store, Log: quiet(), IDs: w.idSource(), LeaseTTL: ttl,

@@ -42,8 +42,10 @@ func (t *txn) lockBoard(ctx context.Context, runs []ci.RunID, jobs []ci.JobID) (
 	if err := b.lockJobs(ctx, jobs); err != nil {
 		return nil, nil, err
 	}
-	b.now, err = t.lockedNow(ctx)
-	return b, leases, err
+	if b.now, err = t.lockedNow(ctx); err != nil {
+		return nil, nil, err
+	}
+	return b, leases, t.e.unseen(ctx, t.Tx, ls, b.now)
 }
 
 func (b *board) lockJobs(ctx context.Context, ids []ci.JobID) error {

@@ -316,6 +316,9 @@ func (t *txn) repeatClaims(ctx context.Context, ops []*claimOp) ([]*claimOp, err
 	if err != nil {
 		return nil, err
 	}
+	if err := t.e.unseen(ctx, t.Tx, leases, now); err != nil {
+		return nil, err
+	}
 	var fresh []*claimOp
 	for i, op := range ops {
 		a, ok := made[ks[i]]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -22,11 +23,12 @@ type clockGuard struct {
 	ttl  time.Duration
 	mono func() time.Duration
 
-	mu     sync.Mutex
-	base   int64         // database time at baseAt
-	baseAt time.Duration // monotonic
-	seen   bool
-	shift  int64 // the sum of shifts that this node has taken into account
+	mu      sync.Mutex
+	base    int64         // database time at baseAt
+	baseAt  time.Duration // monotonic
+	seen    bool
+	shift   int64 // the sum of shifts that this node has taken into account
+	follows bool  // it has read that sum before
 }
 
 // clockJump says by how much the database's clock jumped, microseconds, and how
@@ -149,33 +151,71 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 	return nil
 }
 
-// followClock learns what shifts other nodes have stored, if this node has no
-// jump of its own before it that they may be the repair of. The sum is read
-// before the clock: a repair that is in it, its jump would be seen behind it.
+// followClock learns what shifts other nodes have stored. The sum is read before the
+// clock: a repair that is in it, its jump would be seen behind it.
 func (e *Engine) followClock(ctx context.Context, tx *store.Tx) error {
 	e.clock.mu.Lock()
-	before := e.clock.shift
+	before, follows := e.clock.shift, e.clock.follows
 	e.clock.mu.Unlock()
-	text, err := tx.Meta(ctx, metaClock)
+	sum, err := storedShift(ctx, tx)
 	if err != nil {
 		return err
 	}
-	sum := int64(0)
-	if text != "" {
-		if sum, err = strconv.ParseInt(text, 10, 64); err != nil {
-			return fmt.Errorf("meta %s: %w", metaClock, err)
-		}
-	}
 	if _, err := e.clock.read(ctx, tx); err != nil {
-		if _, jump := asClockJump(err); jump {
-			return nil // the next transaction repairs it
-		}
 		return err
+	}
+	if follows && e.clock.goneBack(before, sum) {
+		return &clockJump{}
 	}
 	e.clock.mu.Lock()
 	defer e.clock.mu.Unlock()
+	e.clock.follows = true
 	if e.clock.shift == before {
 		e.clock.shift = sum
 	}
 	return nil
+}
+
+// goneBack reports whether deadlines have been moved back by other nodes. If this
+// node has seen no jump, the clock was set back and forward again between two looks
+// of it, and what they have moved has to be moved again.
+func (g *clockGuard) goneBack(known, sum int64) bool {
+	return known-sum > (g.ttl / 8).Microseconds()
+}
+
+// unseen is a jump if one of the leases seems to be over, but has been moved back by
+// a node that saw the clock set back, while this node did not: ask it before a lease
+// is called expired.
+func (e *Engine) unseen(ctx context.Context, tx *store.Tx, leases []store.Lease, now int64) error {
+	over := func(l store.Lease) bool { return l.ExpiresUS <= now || l.DeadlineUS > 0 && l.DeadlineUS <= now }
+	if !slices.ContainsFunc(leases, over) {
+		return nil
+	}
+	sum, err := storedShift(ctx, tx)
+	if err != nil {
+		return err
+	}
+	e.clock.mu.Lock()
+	known := e.clock.shift
+	e.clock.mu.Unlock()
+	if !e.clock.goneBack(known, sum) {
+		return nil
+	}
+	if _, err := e.clock.read(ctx, tx); err != nil { // its jump has come behind now
+		return err
+	}
+	return &clockJump{}
+}
+
+// storedShift is the sum of all shifts.
+func storedShift(ctx context.Context, tx *store.Tx) (int64, error) {
+	text, err := tx.Meta(ctx, metaClock)
+	if err != nil || text == "" {
+		return 0, err
+	}
+	sum, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("meta %s: %w", metaClock, err)
+	}
+	return sum, nil
 }

@@ -230,7 +230,7 @@ func (t *txn) proven(ctx context.Context, leases map[ci.JobID]*store.Lease) (map
 // silent session, in its row; a node that hears of it takes the doubt back at its
 // own next sweep; what stays doubted for two sweeps is gone.
 func (e *Engine) silentSessions(ctx context.Context) error {
-	err := e.Store.Read(ctx, func(tx *store.Tx) error { return e.refreshFleet(ctx, tx) })
+	err := e.repairing(ctx, func(tx *store.Tx) error { return e.refreshFleet(ctx, tx) })
 	if err != nil {
 		return err
 	}

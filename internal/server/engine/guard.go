@@ -109,11 +109,15 @@ type leaseAt struct {
 func (e *Engine) leasesNow(ctx context.Context, jobs []ci.JobID) (map[ci.JobID]leaseAt, error) {
 	out := make(map[ci.JobID]leaseAt, len(jobs))
 	err := e.repairing(ctx, func(tx *store.Tx) error {
+		clear(out)
 		var leases []store.Lease
 		now, err := e.clock.taken(func() (now int64, err error) {
 			leases, now, err = tx.LeasesNow(ctx, jobs)
 			return now, err
 		})
+		if err == nil {
+			err = e.unseen(ctx, tx, leases, now)
+		}
 		for _, l := range leases {
 			out[l.Job] = leaseAt{l, now}
 		}

@@ -230,6 +230,48 @@ func TestARepairEndsNoLeaseEarly(t *testing.T) {
 	}
 }
 
+// The clock is set back and forward again. A node that saw none of it learns of it
+// from what the one that did has moved, before it calls a lease expired.
+func TestAJumpThatWasUndoneUnseenExpiresNothing(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]func(*world, *agent, ci.LeaseRef) error{
+		"guard": func(w *world, a *agent, ref ci.LeaseRef) error {
+			_, err := w.e.Hold(w.ctx, a.who, ref, "test", engine.ActiveOnly)
+			return err
+		},
+		"heartbeat": func(w *world, a *agent, ref ci.LeaseRef) error {
+			reply, err := w.e.Renew(w.ctx, a.who, a.session, []ci.LeaseRef{ref})
+			if err == nil && reply.Leases[0].Answer != protocol.LeaseRenewed {
+				err = ci.Rejected(reply.Leases[0].Reject)
+			}
+			return err
+		},
+		"sweep": func(w *world, _ *agent, _ ci.LeaseRef) error { return w.e.Sweep(w.ctx, true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onBoth(t, func(w *world) {
+				id := w.submit(job("j"))
+				a := w.agent("a", 1)
+				ref := a.mustClaim().Lease
+				a.phase(ref, ci.PhaseExecuting)
+				other := w.engine(slog.New(slog.DiscardHandler))
+				w.now.Add(-(2 * time.Minute).Microseconds())
+				if err := other.Sweep(w.ctx, true); err != nil {
+					w.t.Fatal(err)
+				}
+				w.now.Add((2 * time.Minute).Microseconds())
+				w.pass(10 * time.Second)
+				if err := ask(w, a, ref); err != nil {
+					w.t.Errorf("a lease of 10 s: %v", err)
+				}
+				w.wantJob(id, "j", ci.StateRunning, "", "")
+				w.check()
+			})
+		})
+	}
+}
+
 // A runner may poll one node only: the others, which hear nothing of it, do not
 // take it for gone. When no node hears of it any more it is.
 func TestARunnerIsPresentThatOneNodeHears(t *testing.T) {

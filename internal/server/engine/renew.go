@@ -171,6 +171,9 @@ func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
 		if err != nil {
 			return err
 		}
+		if err := r.e.unseen(ctx, t.Tx, rows, now); err != nil {
+			return err
+		}
 		var good []ci.LeaseRef
 		named := map[ci.LeaseRef]bool{}
 		for _, op := range batch {
