@@ -41,7 +41,7 @@ func Fenced() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	fence := d.rewrite(expand("{{lease_is_current}}"))
+	fence := d.rewrite(fragments().Replace("{{lease_is_current}}"))
 	var out []string
 	for name, text := range all {
 		if strings.Contains(text, fence) {

@@ -41,6 +41,7 @@ type dialect struct {
 	away       func(error) bool // the connection or the server is gone
 	full       func(error) bool // no space
 	lockMigr   string           // taken in the migration's transaction
+	parameter  *regexp.Regexp   // matches what is a parameter in the common text; nil where it is one here
 }
 
 func dialectFor(u string) (*dialect, error) {
@@ -151,6 +152,7 @@ func sqliteDialect() *dialect {
 		now:        "0",
 		text:       "TEXT",
 		bytes:      "BLOB",
+		parameter:  regexp.MustCompile(`\$(\d+)`),
 		open:       openSQLite,
 		retryable: func(err error) bool {
 			c, ok := code(err)
@@ -217,8 +219,8 @@ func (d *dialect) rewrite(text string) string {
 	text = strings.ReplaceAll(text, "/*lock*/", d.lockRows)
 	text = strings.ReplaceAll(text, "/*now*/", d.now)
 	text = strings.ReplaceAll(text, "json_each(", d.jsonEach+"(")
-	if d.name == "sqlite" {
-		text = regexp.MustCompile(`\$(\d+)`).ReplaceAllString(text, "?$1")
+	if d.parameter != nil {
+		text = d.parameter.ReplaceAllString(text, "?$1")
 	}
 	return text
 }

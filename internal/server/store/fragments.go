@@ -7,7 +7,7 @@ import "strings"
 // Where a statement finds rows by a list of keys and asks for their state besides,
 // it says which states they must not have: PostgreSQL takes a state that is asked
 // for with = for rare, begins with all rows of that state, and keeps the plan.
-func expand(text string) string {
+func fragments() *strings.Replacer {
 	return strings.NewReplacer(
 		// The fence: the whole tuple, unexpired at $2. Every statement that commits
 		// an effect for a runner holds it, so that the check and the effect are one.
@@ -43,5 +43,5 @@ func expand(text string) string {
   a.state, a.created_us, a.expires_us`,
 		"{{session_a}}", `a.id, a.org_id, a.run_id, a.job_id, a.epoch, a.name, a.blob_key, a.size, a.digest, a.files, a.bytes,
   a.state, a.created_us, a.expires_us, a.request_id, a.request_digest, a.upload, a.part_size, a.trust`,
-	).Replace(text)
+	)
 }

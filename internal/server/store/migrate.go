@@ -106,6 +106,7 @@ type statements map[string]string
 func loadStatements(d *dialect) (statements, error) {
 	out := statements{}
 	own := map[string]bool{}
+	pieces := fragments()
 	entries, err := fs.ReadDir(statementFiles, "sql")
 	if err != nil {
 		return nil, err
@@ -136,7 +137,7 @@ func loadStatements(d *dialect) (statements, error) {
 					b.WriteString(line)
 				}
 			}
-			out[name] = d.rewrite(expand(strings.TrimSuffix(strings.TrimSpace(b.String()), ";")))
+			out[name] = d.rewrite(pieces.Replace(strings.TrimSuffix(strings.TrimSpace(b.String()), ";")))
 		}
 	}
 	return out, nil
