@@ -396,9 +396,13 @@ func (w *world) checkExpiry(a store.Attempt) {
 
 func (w *world) followLeases(tx *store.Tx) error {
 	m := &w.mirror
-	rows, err := tx.ExpiredLeases(w.ctx, math.MaxInt64, 100_000)
+	const most = 100 // as the engine asks: SQLite prepares the statement again for another
+	rows, err := tx.ExpiredLeases(w.ctx, math.MaxInt64, most)
 	if err != nil {
 		return err
+	}
+	if len(rows) == most {
+		w.bad("model", "there are more leases than are looked at")
 	}
 	next := make(map[ci.JobID]*leased, len(rows))
 	m.leaseOrder = m.leaseOrder[:0]
