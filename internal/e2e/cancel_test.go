@@ -51,7 +51,7 @@ func TestCase_LOG_10_CancelMessageIsDroppedOnce(t *testing.T) {
 
 func cancelStubborn(t *testing.T, dropped bool) {
 	t.Helper()
-	w := newWorld(t, config{ttl: 2 * ttl})
+	w := newWorld(t, config{ttl: calm})
 	a := w.machine("a")
 	p := a.through()
 	a.start()
@@ -71,7 +71,8 @@ func cancelStubborn(t *testing.T, dropped bool) {
 	if lost != nil {
 		<-lost
 	}
-	// The runner hears of it with its next renewal, then the grace begins.
+	// The runner hears of it with its next renewal at the latest, then the grace
+	// begins.
 	w.gone(w.config.ttl/3 + ci.DefaultGrace + 2*time.Second)
 	t.Logf("the tree was gone after %v", time.Since(began))
 	w.outcome(w.finished(id), "cancelled user", map[string]string{"build": "cancelled user"})
@@ -118,7 +119,7 @@ func TestCase_CAN_03_BackgroundChildDoesNotHoldTheStep(t *testing.T) {
 	var codes []int
 	for _, s := range job.StepList {
 		codes = append(codes, *s.ExitCode)
-		if s.Duration == nil || s.Duration.Std() > 5*time.Second {
+		if s.Duration == nil || s.Duration.Std() > patience {
 			t.Errorf("step %d took %v", s.Index+1, s.Duration)
 		}
 	}
@@ -155,7 +156,7 @@ func TestCase_CAN_04_TimeLimitOfTheJob(t *testing.T) {
       - echo never
 `, nil)
 	w.came("build", 1)
-	asked := w.until(4*time.Second, "SIGTERM", func() bool { return w.there("term") })
+	asked := w.until(patience, "SIGTERM", func() bool { return w.there("term") })
 	if asked < time.Second {
 		t.Errorf("the step got SIGTERM after %v of 2 s", asked)
 	}
