@@ -59,8 +59,10 @@ type Config struct {
 	URL string
 	// LogLimit bounds the log of one attempt in bytes; 0 means the default.
 	LogLimit int64
-	Version  string
-	Log      *slog.Logger
+	// Alone says that no other node works on the database.
+	Alone   bool
+	Version string
+	Log     *slog.Logger
 }
 
 // Server is a composed server.
@@ -118,7 +120,7 @@ func (s *Server) open(ctx context.Context) error {
 	}
 	s.engine, err = engine.New(ctx, engine.Config{
 		Store: s.store, Log: cfg.Log, LeaseTTL: cfg.LeaseTTL, LogLimit: cfg.LogLimit,
-		URL: cfg.URL, EvalIf: evalIf,
+		URL: cfg.URL, EvalIf: evalIf, Alone: cfg.Alone,
 	})
 	if err != nil {
 		return err

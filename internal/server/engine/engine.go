@@ -46,6 +46,8 @@ type Config struct {
 	// Keep is how long callers' idempotency keys and ended sessions are kept at
 	// least; 0 means DefaultKeep.
 	Keep time.Duration
+	// Alone says that no other node works on the database: none is listened to.
+	Alone bool
 	// Jitter returns a number in [0, 1); nil means math/rand.
 	Jitter func() float64
 	// Monotonic is a clock that never jumps, to notice jumps of the database's
@@ -83,6 +85,7 @@ type Engine struct {
 	fleet       *fleet
 	clock       *clockGuard
 	rejects     *rejects
+	nodes       *nodes
 	kick        chan struct{} // the sweep has something to look at now
 }
 
@@ -121,6 +124,7 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 	e := &Engine{Config: c, hub: newHub(), fleet: newFleet(c.Monotonic), rejects: newRejects(), kick: make(chan struct{}, 1)}
 	e.clock = &clockGuard{ttl: c.LeaseTTL, mono: c.Monotonic}
 	e.writer = newWriter(e)
+	e.nodes = newNodes(e)
 	e.leases, e.sessions = store.NewReads(e.leasesNow), store.NewReads(e.sessionsNow)
 	e.looks, e.tickets = store.NewReads(e.claimable), store.NewReads(e.ticketRows)
 	e.renewals = newRenewals(e)
@@ -166,7 +170,7 @@ func (e *Engine) EnsureOrg(ctx context.Context, name string) (store.Org, error) 
 }
 
 // Run owns the engine's goroutines (the merging writer, renewals, the sweep, the
-// tidying) and
+// tidying, the line to other nodes) and
 // returns when ctx is done and all have ended. Calls that wait then get
 // ErrUnavailable.
 func (e *Engine) Run(ctx context.Context) {
@@ -175,6 +179,9 @@ func (e *Engine) Run(ctx context.Context) {
 	wg.Go(func() { e.renewals.run(ctx) })
 	wg.Go(func() { e.sweepLoop(ctx) })
 	wg.Go(func() { e.tidyLoop(ctx) })
+	if !e.Alone && e.Store.HasLines() {
+		wg.Go(func() { e.nodes.run(ctx) })
+	}
 	wg.Wait()
 	e.hub.wakeAll()
 }
@@ -224,13 +231,18 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 		if err != nil {
 			return err
 		}
+		var elsewhere hints
 		for c, n := range t.wakes {
-			e.hub.wake(c.org, e.fleet.offersOf(c.shape), n)
+			if left := e.hub.wake(c.org, e.fleet.offersOf(c.shape), n); left > 0 {
+				elsewhere.Jobs = append(elsewhere.Jobs, jobsHint{c.org, c.shape, left})
+			}
 		}
 		for id, org := range t.runs {
 			e.hub.runChanged(org, id)
+			elsewhere.Runs = append(elsewhere.Runs, runHint{org, id})
 		}
-		e.hub.signal(t.signals)
+		elsewhere.Sessions = e.hub.signal(t.signals)
+		e.nodes.tell(elsewhere)
 		for _, line := range t.lines {
 			line()
 		}

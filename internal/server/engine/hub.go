@@ -98,13 +98,14 @@ func (h *hub) granted(claim store.ClaimKey) {
 	}
 }
 
-// wake wakes up to n polls of a tenant's runners with one of the offers.
-func (h *hub) wake(org ci.OrgID, offers map[string]bool, n int) {
+// wake wakes up to n polls of a tenant's runners with one of the offers, and
+// returns how many polls there were too few.
+func (h *hub) wake(org ci.OrgID, offers map[string]bool, n int) (left int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.polls {
 		if n <= 0 {
-			return
+			return 0
 		}
 		if p.deaf || p.org != org || !offers[p.offer] {
 			continue
@@ -115,6 +116,7 @@ func (h *hub) wake(org ci.OrgID, offers map[string]bool, n int) {
 		default:
 		}
 	}
+	return n
 }
 
 func (h *hub) wakeAll() {
@@ -187,18 +189,23 @@ func (e *Engine) Polls() int {
 }
 
 // signal gives sessions a reason to renew at once. It is a hint: a session that
-// misses it learns the same at its next heartbeat.
-func (h *hub) signal(sessions map[ci.SessionID]bool) {
+// misses it learns the same at its next heartbeat. Those that nobody waits for at
+// this node are returned.
+func (h *hub) signal(sessions map[ci.SessionID]bool) (absent []ci.SessionID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for id := range sessions {
 		if ch, ok := h.waiting[id]; ok {
 			close(ch)
 			delete(h.waiting, id)
-		} else if len(h.unheard) < unheardMost {
+			continue
+		}
+		absent = append(absent, id)
+		if len(h.unheard) < unheardMost {
 			h.unheard[id] = true
 		}
 	}
+	return absent
 }
 
 // keepUnheard drops the hints for sessions that will not come for them. comes is

@@ -174,6 +174,7 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 	}
 	if session.State != "ended" {
 		e.fleet.add(session, served)
+		e.nodes.tell(hints{Fleet: true})
 		// A job that was submitted between the commit and this line was held, since
 		// nobody seemed to serve it.
 		e.poke()

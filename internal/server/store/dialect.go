@@ -35,6 +35,7 @@ type dialect struct {
 	jsonEach   string // set-returning function over a JSON object: key, value
 	text       string // type of text columns
 	bytes      string // type of byte columns
+	lines      bool   // nodes can reach each other through the database (Line)
 	cachesText bool   // the driver caches prepared statements by their text
 	open       func(Options) (write, read *sql.DB, err error)
 	retryable  func(error) bool // deadlock, serialization failure, busy: run it again
@@ -78,17 +79,13 @@ func postgres() *dialect {
 		text:       `TEXT COLLATE "C"`,
 		bytes:      "BYTEA",
 		cachesText: true,
+		lines:      true,
 		lockMigr:   "SELECT pg_advisory_xact_lock(7017280452245743464)",
 		open: func(o Options) (*sql.DB, *sql.DB, error) {
-			cfg, err := pgx.ParseConfig(o.URL)
+			cfg, err := pgConfig(o.URL)
 			if err != nil {
-				return nil, nil, ci.Errorf(ci.ErrInvalid, "database URL: %s", "it cannot be parsed").WithCause(err)
+				return nil, nil, err
 			}
-			if cfg.ConnectTimeout == 0 {
-				cfg.ConnectTimeout = 5 * time.Second
-			}
-			cfg.RuntimeParams["application_name"] = "forgeci"
-			cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
 			n := o.MaxConns
 			if n == 0 {
 				n = 16
@@ -126,6 +123,19 @@ func postgres() *dialect {
 			return errors.As(err, &pg) && pg.Code == "53100"
 		},
 	}
+}
+
+func pgConfig(url string) (*pgx.ConnConfig, error) {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, ci.Errorf(ci.ErrInvalid, "database URL: %s", "it cannot be parsed").WithCause(err)
+	}
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = 5 * time.Second
+	}
+	cfg.RuntimeParams["application_name"] = "forgeci"
+	cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
+	return cfg, nil
 }
 
 func disconnected(err error) bool {

@@ -2,8 +2,8 @@
 // migrations, and typed statements. It decides nothing; engine does.
 //
 // A transaction does no I/O but its own statements. Statements that lock rows
-// take them in the order session, run, queue, lease, job, repo, org, each sorted by
-// its ID; the database's time is read after the locks (Tx.Now).
+// take them in the order session, run, queue, lease, job, source, repo, org, each
+// sorted by its ID; the database's time is read after the locks (Tx.Now).
 package store
 
 import (
@@ -63,6 +63,7 @@ func (a again) Error() string { return string(a) }
 // transactions pass through one connection, one after the other.
 type Store struct {
 	d     *dialect
+	url   string
 	write *sql.DB
 	read  *sql.DB
 	now   func() int64
@@ -90,7 +91,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{d: d, now: o.Now, fault: o.Fault, log: o.Log, stmts: stmts, prepared: map[prepKey]*sql.Stmt{}}
+	s := &Store{d: d, url: o.URL, now: o.Now, fault: o.Fault, log: o.Log, stmts: stmts, prepared: map[prepKey]*sql.Stmt{}}
 	if s.write, s.read, err = d.open(o); err != nil {
 		return nil, err
 	}

@@ -261,7 +261,7 @@ CREATE TABLE step (
   PRIMARY KEY (job_id, epoch, idx)
 );
 
--- Ready jobs. The row is the durable dispatch event (generation, published).
+-- Ready jobs. The row is the durable dispatch event; wake-ups are hints beside it.
 CREATE TABLE queue (
   job_id TEXT PRIMARY KEY,
   run_id TEXT NOT NULL,
@@ -271,8 +271,7 @@ CREATE TABLE queue (
   vft BIGINT NOT NULL,
   generation BIGINT NOT NULL,
   open BIGINT NOT NULL,                         -- 1 = admitted: may be claimed
-  due_us BIGINT NOT NULL DEFAULT 0,             -- backoff: not to be opened before
-  published BIGINT NOT NULL DEFAULT 0           -- wake-up sent
+  due_us BIGINT NOT NULL DEFAULT 0              -- backoff: not to be opened before
 );
 CREATE INDEX queue_open ON queue (org_id, shape_id, prio, vft, job_id) WHERE open = 1;
 CREATE INDEX queue_held ON queue (org_id, prio, vft, job_id) WHERE open = 0;
