@@ -45,8 +45,7 @@ func FuzzRead(f *testing.F) {
 		dir := filepath.Join(outer, "dir")
 		got, unpackErr := archive.Unpack(t.Context(), bytes.NewReader(data), dir, fuzzLimits(), archive.UnpackOptions{Workers: 1})
 		if err != nil {
-			var typed *ci.Error
-			if !errors.As(err, &typed) {
+			if _, ok := errors.AsType[*ci.Error](err); !ok {
 				t.Errorf("error %v is not typed", err)
 			}
 			if unpackErr == nil {

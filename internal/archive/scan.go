@@ -139,8 +139,7 @@ func (s *Scanned) fail(path string, err error) {
 
 // reason is what the system said, without the path in front of it.
 func reason(err error) string {
-	var p *fs.PathError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err.Error()
 	}
 	return err.Error()

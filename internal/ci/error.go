@@ -138,12 +138,10 @@ func (e *Error) Unwrap() []error {
 
 // KindOf returns the kind of err: the one it carries, or ErrInternal.
 func KindOf(err error) Kind {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Kind
 	}
-	var k Kind
-	if errors.As(err, &k) {
+	if k, ok := errors.AsType[Kind](err); ok {
 		return k
 	}
 	return ErrInternal
@@ -151,8 +149,7 @@ func KindOf(err error) Kind {
 
 // RejectOf returns why a lease was refused, or RejectNone.
 func RejectOf(err error) Reject {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Reject
 	}
 	return RejectNone

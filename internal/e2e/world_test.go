@@ -476,7 +476,7 @@ func childrenOf(t *testing.T, pid int) []int {
 		if err != nil {
 			continue // the thread has ended
 		}
-		for _, field := range strings.Fields(string(b)) {
+		for field := range strings.FieldsSeq(string(b)) {
 			n, err := strconv.Atoi(field)
 			if err != nil {
 				t.Fatal(err)

@@ -154,8 +154,7 @@ func FuzzAnswers(f *testing.F) {
 			},
 		} {
 			if err := call(); err != nil {
-				var e *ci.Error
-				if !errors.As(err, &e) {
+				if _, ok := errors.AsType[*ci.Error](err); !ok {
 					t.Errorf("%s: %v is not a typed error", name, err)
 				}
 			}

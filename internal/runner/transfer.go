@@ -122,8 +122,7 @@ func (t *transfer) fetchOnce(ctx context.Context, digest string, size int64, ope
 		return "", diskError(closed)
 	}
 	if err != nil {
-		var e *ci.Error
-		if errors.As(err, &e) {
+		if _, ok := errors.AsType[*ci.Error](err); ok {
 			return "", err
 		}
 		return "", ci.Errorf(ci.ErrUnavailable, "the download was cut off after %d of %d bytes", n, size).WithCause(err)

@@ -611,7 +611,7 @@ func TestManifestDecodes(t *testing.T) {
 		t.Errorf("empty: %v, %v", got, err)
 	}
 	b := m.Encode()
-	for n := range len(b) {
+	for n := range b {
 		if got, err := source.DecodeManifest(b[:n]); err == nil && len(got) == len(m) {
 			t.Errorf("cut at %d: accepted", n)
 		}
@@ -636,8 +636,7 @@ func FuzzDecodeManifest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := source.DecodeManifest(b)
 		if err != nil {
-			var typed *ci.Error
-			if !errors.As(err, &typed) {
+			if _, ok := errors.AsType[*ci.Error](err); !ok {
 				t.Errorf("error %v is not typed", err)
 			}
 			return
@@ -670,8 +669,7 @@ func FuzzVerify(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, digest, err := source.Verify(t.Context(), bytes.NewReader(b), lim)
 		if err != nil {
-			var typed *ci.Error
-			if !errors.As(err, &typed) {
+			if _, ok := errors.AsType[*ci.Error](err); !ok {
 				t.Errorf("error %v is not typed", err)
 			}
 			return

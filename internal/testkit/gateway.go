@@ -3,6 +3,7 @@ package testkit
 import (
 	"bytes"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -51,9 +52,7 @@ func Ask(r *http.Request, forward http.Handler) Answer {
 
 // Pass passes an answer on.
 func (a Answer) Pass(w http.ResponseWriter) {
-	for name, values := range a.Header {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), a.Header)
 	w.WriteHeader(a.Status)
 	_, _ = io.Copy(w, bytes.NewReader(a.Body)) // the client may have gone
 }

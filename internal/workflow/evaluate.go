@@ -1,6 +1,7 @@
 package workflow
 
 import (
+	"maps"
 	"strings"
 
 	"cel.dev/cel-go/cel"
@@ -134,17 +135,13 @@ func evalCondition(expr string, c IfContext, success, failure, cancelled bool) (
 // are not there are empty text; has() still tells the difference.
 func (c *condition) activation(ctx IfContext, success, failure, cancelled bool) map[string]any {
 	inputs, matrix, needs := map[string]string{}, map[string]string{}, map[string]*exprNeed{}
-	for k, v := range ctx.Inputs {
-		inputs[k] = v
-	}
+	maps.Copy(inputs, ctx.Inputs)
 	for _, kv := range ctx.Matrix {
 		matrix[kv.Key] = kv.Value
 	}
 	for k, n := range ctx.Needs {
 		outputs := map[string]string{}
-		for name, v := range n.Outputs {
-			outputs[name] = v
-		}
+		maps.Copy(outputs, n.Outputs)
 		needs[k] = &exprNeed{Conclusion: string(n.Conclusion), Outputs: outputs}
 	}
 	c.fill(inputs, matrix, needs)

@@ -44,12 +44,12 @@ func TestMatchFilterSyntax(t *testing.T) {
 		{"[é]", "[é]", "é", false},
 		{"", "", "a", true},
 	} {
-		for _, v := range strings.Fields(c.yes) {
+		for v := range strings.FieldsSeq(c.yes) {
 			if !MatchFilter([]string{c.pattern}, v) {
 				t.Errorf("%q does not match %q", c.pattern, v)
 			}
 		}
-		for _, v := range strings.Fields(c.no) {
+		for v := range strings.FieldsSeq(c.no) {
 			if MatchFilter([]string{c.pattern}, v) {
 				t.Errorf("%q matches %q", c.pattern, v)
 			}

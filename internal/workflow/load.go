@@ -174,8 +174,7 @@ func checkText(data []byte, limits Limits, p *problems) ([]byte, bool) {
 func reportSyntax(err error, data []byte, limits Limits, p *problems) {
 	at := pos{1, 1}
 	message := err.Error()
-	var le *yaml.LoadError
-	if errors.As(err, &le) {
+	if le, ok := errors.AsType[*yaml.LoadError](err); ok {
 		message = le.Message
 		if le.Mark.Line > 0 {
 			at = pos{le.Mark.Line, max(le.Mark.Column, 1)}

@@ -164,7 +164,7 @@ func word(words, foreign map[string]string, s string) error {
 
 func words(s string) map[string]string {
 	m := map[string]string{}
-	for _, w := range strings.Fields(s) {
+	for w := range strings.FieldsSeq(s) {
 		m[w] = w
 	}
 	return m

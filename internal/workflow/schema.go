@@ -2,6 +2,7 @@ package workflow
 
 import (
 	"encoding/json"
+	"maps"
 	"sync"
 )
 
@@ -37,9 +38,7 @@ func (t *table) schema() schema {
 	properties := schema{}
 	for _, k := range t.keys {
 		v := schema{"description": k.doc}
-		for word, x := range k.value {
-			v[word] = x
-		}
+		maps.Copy(v, k.value)
 		properties[k.name] = v
 	}
 	s := schema{"type": "object", "properties": properties, "additionalProperties": false}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
 	"regexp"
@@ -244,9 +245,7 @@ func validExamples(t *testing.T) map[string]string {
 		}
 		out[file] = section(a, "workflow.yaml")
 	}
-	for place, text := range referenceExamples(t) {
-		out[place] = text
-	}
+	maps.Copy(out, referenceExamples(t))
 	return out
 }
 

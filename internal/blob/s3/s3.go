@@ -99,8 +99,7 @@ func (s *Store) name(key string) string { return s.prefix + key }
 
 // failure is the error for an answer of the service.
 func failure(ctx context.Context, what string, err error) error {
-	var ours *ci.Error
-	if errors.As(err, &ours) {
+	if ours, ok := errors.AsType[*ci.Error](err); ok {
 		return ours
 	}
 	if ctx.Err() != nil {

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,9 +31,9 @@ func unmountBelow(path string) error {
 			below = append(below, at)
 		}
 	}
-	for i := len(below) - 1; i >= 0; i-- { // the latest mount first
-		if err := unix.Unmount(below[i], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return ci.Errorf(ci.ErrUnsafe, "a file system is mounted at %s: unmount it, nothing there was deleted", below[i]).WithCause(err)
+	for _, b := range slices.Backward(below) { // the latest mount first
+		if err := unix.Unmount(b, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return ci.Errorf(ci.ErrUnsafe, "a file system is mounted at %s: unmount it, nothing there was deleted", b).WithCause(err)
 		}
 	}
 	return nil

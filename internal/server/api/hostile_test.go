@@ -100,9 +100,9 @@ func leaves(t reflect.Type, at string) []string {
 	case t.Kind() == reflect.Map:
 		return leaves(t.Elem(), at+"/k")
 	case t.Kind() == reflect.Struct:
-		for i := range t.NumField() {
-			name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
-			out = append(out, leaves(t.Field(i).Type, at+"/"+name)...)
+		for field := range t.Fields() {
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			out = append(out, leaves(field.Type, at+"/"+name)...)
 		}
 	}
 	return out

@@ -4,6 +4,7 @@
 package dag
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -47,9 +48,7 @@ func Results(needs []Need) map[string]Result {
 		}
 		r.Conclusion = worse(r.Conclusion, n.Conclusion)
 		r.Satisfied = r.Satisfied && n.satisfied()
-		for k, v := range n.Outputs {
-			r.Outputs[k] = v
-		}
+		maps.Copy(r.Outputs, n.Outputs)
 		out[n.Key] = r
 	}
 	return out

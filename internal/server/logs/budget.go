@@ -88,8 +88,7 @@ func unavailable(detail string, after time.Duration) *ci.Error {
 }
 
 func retryAfter(err error) time.Duration {
-	var e *ci.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*ci.Error](err); ok {
 		return e.RetryAfter
 	}
 	return 0

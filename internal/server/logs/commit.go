@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -407,9 +408,7 @@ func misplaced(e store.LogExtent, want int64) error {
 
 func clone(m map[store.LogStream]int64) map[store.LogStream]int64 {
 	out := make(map[store.LogStream]int64, len(m)+1)
-	for k, v := range m {
-		out[k] = v
-	}
+	maps.Copy(out, m)
 	return out
 }
 

@@ -3,6 +3,7 @@ package logs
 import (
 	"bytes"
 	"context"
+	"slices"
 	"unicode/utf8"
 
 	"forgeci/internal/ci"
@@ -249,8 +250,8 @@ type span struct {
 // that is no more than a line's text.
 func (w *window) lastDrawing(ctx context.Context, pieces []span) (last []byte, ok bool, err error) {
 	ended := false // the carriage return before the newline draws nothing
-	for i := len(pieces) - 1; i >= 0; i-- {
-		p := pieces[i]
+	for _, p := range slices.Backward(pieces) {
+
 		if p.from == p.to {
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -94,11 +95,9 @@ func postgres() *dialect {
 			// on statistics, which know nothing of a table that fills and empties in
 			// seconds: otherwise a list is joined by reading the whole table. They are
 			// made once for each connection (TestNoStatementReadsAGrowingTableWhole).
-			for name, value := range map[string]string{
+			maps.Copy(cfg.RuntimeParams, map[string]string{
 				"plan_cache_mode": "force_generic_plan", "random_page_cost": "0.1", "enable_hashjoin": "off", "enable_mergejoin": "off",
-			} {
-				cfg.RuntimeParams[name] = value
-			}
+			})
 			pool := func(n int) *sql.DB {
 				db := stdlib.OpenDB(*cfg)
 				db.SetMaxOpenConns(n)
@@ -112,8 +111,7 @@ func postgres() *dialect {
 			return errors.As(err, &pg) && (pg.Code == "40P01" || pg.Code == "40001")
 		},
 		away: func(err error) bool {
-			var pg *pgconn.PgError
-			if errors.As(err, &pg) {
+			if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 				return strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "57P") || pg.Code == "53300" || pg.Code == "25006"
 			}
 			return disconnected(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Dump returns every row of every table as text, sorted, without the named
@@ -59,13 +60,14 @@ func (s *Store) dumpTable(ctx context.Context, table string, skip []string) ([]s
 		if err := rows.Scan(values...); err != nil {
 			return nil, err
 		}
-		line := table + ":"
+		var line strings.Builder
+		line.WriteString(table + ":")
 		for i, c := range columns {
 			if !slices.Contains(skip, table+"."+c) {
-				line += fmt.Sprintf(" %s=%v", c, *values[i].(*any))
+				fmt.Fprintf(&line, " %s=%v", c, *values[i].(*any))
 			}
 		}
-		out = append(out, line)
+		out = append(out, line.String())
 	}
 	return out, rows.Err()
 }

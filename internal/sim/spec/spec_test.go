@@ -106,7 +106,7 @@ func TestThePageOfTheModelsIsTrue(t *testing.T) {
 			t.Errorf("docs/model.md: %v", err)
 			continue
 		}
-		for _, name := range strings.Split(m[2], ", ") {
+		for name := range strings.SplitSeq(m[2], ", ") {
 			if name != "" && !have[name] {
 				t.Errorf("docs/model.md: %s has no %s", m[1], name)
 			}

@@ -33,7 +33,7 @@ func (s suite) environment(t *testing.T) {
 		t.Errorf("a variable of the runner reached the step:\n%s\n%s", o.out, o.err)
 	}
 	env := map[string]string{}
-	for _, kv := range strings.Split(strings.TrimSuffix(o.out, "\x00"), "\x00") {
+	for kv := range strings.SplitSeq(strings.TrimSuffix(o.out, "\x00"), "\x00") {
 		k, v, _ := strings.Cut(kv, "=")
 		if _, twice := env[k]; twice {
 			t.Errorf("%s is there twice", k)
@@ -193,7 +193,7 @@ func (s suite) userAndGroups(t *testing.T) {
 	o := b.run("id -u; id -g; id -G; grep -E '^(Uid|Gid)' /proc/self/status; whoami >&2 || true")
 	f := strings.SplitN(o.out, "\n", 4)
 	var got []int
-	for _, g := range strings.Fields(f[2]) {
+	for g := range strings.FieldsSeq(f[2]) {
 		n, _ := strconv.Atoi(g)
 		got = append(got, n)
 	}

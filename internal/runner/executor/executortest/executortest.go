@@ -28,6 +28,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -276,11 +277,8 @@ func Mark() string {
 func Marked(mark string) []int {
 	var found []int
 	for pid, args := range commandLines() {
-		for _, a := range args {
-			if a == mark {
-				found = append(found, pid)
-				break
-			}
+		if slices.Contains(args, mark) {
+			found = append(found, pid)
 		}
 	}
 	return found

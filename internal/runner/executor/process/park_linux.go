@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"forgeci/internal/runner/executor/process/jobhelper"
@@ -64,8 +65,8 @@ func (e *Executor) park(s *sandbox) bool {
 func (e *Executor) unpark(this *parked) *parked {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i := len(e.parked) - 1; i >= 0; i-- {
-		if p := e.parked[i]; this == nil || p == this {
+	for i, p := range slices.Backward(e.parked) {
+		if this == nil || p == this {
 			p.idle.Stop()
 			e.parked = append(e.parked[:i], e.parked[i+1:]...)
 			return p

@@ -240,7 +240,7 @@ func cgroupMounts() map[string]string {
 		if f[0] == "0" && f[1] == "" {
 			own[jobhelper.CgroupV2] = f[2]
 		}
-		for _, controller := range strings.Split(f[1], ",") {
+		for controller := range strings.SplitSeq(f[1], ",") {
 			if controller == "freezer" {
 				own[jobhelper.CgroupV1] = f[2]
 			}

@@ -179,7 +179,7 @@ func hasVariable(pid int, variable []byte) bool {
 	if err != nil {
 		return false
 	}
-	for _, kv := range bytes.Split(b, []byte{0}) {
+	for kv := range bytes.SplitSeq(b, []byte{0}) {
 		if bytes.Equal(kv, variable) {
 			return true
 		}

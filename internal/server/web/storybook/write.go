@@ -149,7 +149,7 @@ func Write(ctx context.Context, dir string) error {
 			return fmt.Errorf("render page %s: %w", p.Name, err)
 		}
 		html := page.Body.String()
-		for _, part := range strings.Split(html, `"`) {
+		for part := range strings.SplitSeq(html, `"`) {
 			if !strings.HasPrefix(part, "/static/") || seen[part] {
 				continue
 			}

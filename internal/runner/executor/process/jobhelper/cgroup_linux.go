@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -141,9 +142,9 @@ func (g Group) Remove() error {
 	for range 50 {
 		err = nil
 		dirs := g.dirs()
-		for i := len(dirs) - 1; i >= 0; i-- {
-			if e := syscall.Rmdir(dirs[i]); e != nil && e != syscall.ENOENT {
-				err = &fs.PathError{Op: "rmdir", Path: dirs[i], Err: e}
+		for _, dir := range slices.Backward(dirs) {
+			if e := syscall.Rmdir(dir); e != nil && e != syscall.ENOENT {
+				err = &fs.PathError{Op: "rmdir", Path: dir, Err: e}
 			}
 		}
 		if err == nil || !g.Empty() {
