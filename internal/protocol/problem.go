@@ -127,10 +127,8 @@ func kindOfStatus(status int) ci.Kind {
 		return ci.ErrUnauthorized
 	case http.StatusForbidden:
 		return ci.ErrForbidden
-	case http.StatusNotFound:
+	case http.StatusNotFound, http.StatusMethodNotAllowed:
 		return ci.ErrNotFound
-	case http.StatusMethodNotAllowed:
-		return ci.ErrMethod
 	case http.StatusConflict, http.StatusPreconditionFailed:
 		return ci.ErrConflict
 	case http.StatusGone:

@@ -251,7 +251,6 @@ type span struct {
 func (w *window) lastDrawing(ctx context.Context, pieces []span) (last []byte, ok bool, err error) {
 	ended := false // the carriage return before the newline draws nothing
 	for _, p := range slices.Backward(pieces) {
-
 		if p.from == p.to {
 			continue
 		}
