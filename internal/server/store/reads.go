@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 // (measured: a third of the server's time, a quarter of the database's).
 type Reads[K comparable, V any] struct {
 	read func(context.Context, []K) (map[K]V, error)
-	turn chan struct{} // taken by the round that is being read
+	turn chan struct{} // taken by the round that is being read, for at most readSlow
 
 	mu   sync.Mutex
 	next *round[K, V] // takes questions; nil when nobody asks
@@ -26,6 +28,8 @@ type Reads[K comparable, V any] struct {
 
 type round[K comparable, V any] struct {
 	keys []K
+	here int                // who wait for its answers, guarded by Reads.mu
+	gone context.CancelFunc // nobody waits any more
 	done chan struct{}
 	// Set when done is closed.
 	answers map[K]V
@@ -37,6 +41,9 @@ const (
 	// readPause is how long after a round of several questions the next one begins
 	// at the earliest.
 	readPause = 4 * time.Millisecond
+	// readSlow is how long a round keeps the next one waiting: one that hangs, on a
+	// connection whose other end is gone, delays nobody else by more.
+	readSlow = time.Second
 	// readMost is how long a round may take before its questions are answered
 	// ErrUnavailable.
 	readMost = 15 * time.Second
@@ -51,21 +58,11 @@ func NewReads[K comparable, V any](read func(context.Context, []K) (map[K]V, err
 // Get answers a question with what was committed at some moment since it was
 // called; ok is false when there is no answer. It returns when ctx ends.
 func (r *Reads[K, V]) Get(ctx context.Context, key K) (v V, ok bool, err error) {
-	r.mu.Lock()
-	mine := r.next
-	first := mine == nil
-	if first {
-		mine = &round[K, V]{done: make(chan struct{})}
-		r.next = mine
-	}
-	mine.keys = append(mine.keys, key)
-	r.mu.Unlock()
-	if first {
-		r.lead(ctx, mine)
-	}
+	mine := r.join(ctx, key)
 	select {
 	case <-mine.done:
 	case <-ctx.Done():
+		r.leave(mine)
 		return v, false, ctx.Err()
 	}
 	if err, alone := mine.errs[key]; alone && err != nil {
@@ -75,13 +72,48 @@ func (r *Reads[K, V]) Get(ctx context.Context, key K) (v V, ok bool, err error) 
 	return v, ok, mine.err
 }
 
-// lead reads a round, when it is its turn, for all who ask in it: whoever asked
-// first may have gone by then.
+func (r *Reads[K, V]) join(ctx context.Context, key K) *round[K, V] {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next == nil {
+		mine := &round[K, V]{done: make(chan struct{})}
+		ctx, mine.gone = context.WithCancel(context.WithoutCancel(ctx))
+		r.next = mine
+		go r.lead(ctx, mine)
+	}
+	r.next.keys = append(r.next.keys, key)
+	r.next.here++
+	return r.next
+}
+
+func (r *Reads[K, V]) leave(mine *round[K, V]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if mine.here--; mine.here > 0 {
+		return
+	}
+	if r.next == mine {
+		r.next = nil
+	}
+	mine.gone()
+}
+
+// lead reads a round, when it is its turn, for all who ask in it, until ctx ends:
+// nobody waits for it any more.
 func (r *Reads[K, V]) lead(ctx context.Context, mine *round[K, V]) {
-	r.turn <- struct{}{}
+	defer mine.gone()
+	select {
+	case r.turn <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	pass := sync.OnceFunc(func() { <-r.turn })
 	mine.err = ci.Errorf(ci.ErrInternal, "a read was not finished") // unless it is, below
 	defer func() {
-		<-r.turn
+		if p := recover(); p != nil { // the process is not one question's
+			mine.err = ci.Errorf(ci.ErrInternal, "a read was not finished").WithCause(fmt.Errorf("panic: %v\n%s", p, debug.Stack()))
+		}
+		pass()
 		close(mine.done)
 	}()
 	r.mu.Lock()
@@ -91,21 +123,26 @@ func (r *Reads[K, V]) lead(ctx context.Context, mine *round[K, V]) {
 	}
 	r.mu.Unlock()
 	if wait > 0 {
-		time.Sleep(wait)
+		_ = sleep(ctx, wait)
+	}
+	if ctx.Err() != nil {
+		return
 	}
 	r.mu.Lock()
-	r.next, r.last, r.at = nil, len(mine.keys), time.Now()
+	if r.next == mine {
+		r.next = nil
+	}
+	r.last, r.at = len(mine.keys), time.Now()
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readMost)
+	defer time.AfterFunc(readSlow, pass).Stop()
+	ctx, cancel := context.WithTimeout(ctx, readMost)
 	defer cancel()
 	mine.answers, mine.err = r.read(ctx, mine.keys)
-	switch {
-	case mine.err == nil:
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		mine.err = ci.Errorf(ci.ErrUnavailable, "the database did not answer in time; try again").WithCause(mine.err)
-	case len(mine.keys) > 1 && !errors.Is(mine.err, ci.ErrUnavailable):
+	if mine.err != nil && len(mine.keys) > 1 && ctx.Err() == nil && !errors.Is(mine.err, ci.ErrUnavailable) {
 		r.alone(ctx, mine)
+		return
 	}
+	mine.err = inTime(ctx, mine.err)
 }
 
 // alone asks each question of a failed round by itself, so that one that cannot
@@ -113,11 +150,22 @@ func (r *Reads[K, V]) lead(ctx context.Context, mine *round[K, V]) {
 func (r *Reads[K, V]) alone(ctx context.Context, mine *round[K, V]) {
 	answers, errs := map[K]V{}, map[K]error{}
 	for _, k := range mine.keys {
+		if _, asked := errs[k]; asked {
+			continue
+		}
 		one, err := r.read(ctx, []K{k})
 		if v, ok := one[k]; ok {
 			answers[k] = v
 		}
-		errs[k] = err
+		errs[k] = inTime(ctx, err)
 	}
 	mine.answers, mine.errs, mine.err = answers, errs, nil
+}
+
+// inTime turns the end of a round's time into an answer to those who ask.
+func inTime(ctx context.Context, err error) error {
+	if err == nil || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return err
+	}
+	return ci.Errorf(ci.ErrUnavailable, "the database did not answer in time; try again").WithCause(err)
 }
