@@ -15,7 +15,7 @@ func TestEveryEffectOfALeaseRouteIsFenced(t *testing.T) {
 	effects := map[string][]string{
 		protocol.RouteHeartbeat:       {"LeasesRenew"},
 		protocol.RoutePhase:           {"AttemptsPhase", "JobsPhase", "LeasesDeadline", "StepsUpsert"},
-		protocol.RouteAppendLog:       {"LogsOpen", "LeasesCurrent", "LogExtentsInsert", "LogsAdvance"},
+		protocol.RouteAppendLog:       {"LogsInsert", "LeasesCurrent", "LogExtentsInsert", "LogsAdvance"},
 		protocol.RouteComplete:        {"LeasesFence", "StepsUpsert"},
 		protocol.RouteHandOver:        {"LeasesFence", "StepsUpsert"},
 		protocol.RouteNewArtifact:     {"ArtifactInsert"},
