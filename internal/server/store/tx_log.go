@@ -193,18 +193,23 @@ func (t *Tx) LogExtentsOver(ctx context.Context, k AttemptKey, first, last int64
 }
 
 // AppendLogs stores extents of one segment and the rows of their logs, of attempts
-// whose lease is current: logs are locked ones, made are those that had no row. When
-// one of these has a row by now, or has lost its lease, the transaction has to be
-// run again; anything else that is not as it was is a defect of the caller.
+// whose lease is current: logs are locked ones, made are those that had no row. These
+// may wait for another transaction; when one has a row behind that, or has lost its
+// lease, the transaction has to be run again. Anything else that is not as it was is a
+// defect of the caller.
 func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs, made []Log, es []LogExtent, segment string, size, now int64) error {
 	set := refs(rs, nil)
 	if len(made) > 0 {
-		n, err := t.exec(ctx, "LogsInsert", set, now, positions(made))
-		if err == nil && n != int64(len(made)) {
+		times, err := query(ctx, t, "LogsInsert", scanInt, set, now, positions(made))
+		if err == nil && len(times) != len(made) {
 			err = ErrSerialization
 		}
 		if err != nil {
 			return err
+		}
+		now = slices.Max(times)
+		if own, has := t.s.ownNow(); has {
+			now = own
 		}
 	}
 	m := make(map[string]any, len(es))
@@ -218,6 +223,9 @@ func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs, made []Log,
 		held++
 	}
 	n, err := t.exec(ctx, "LogExtentsInsert", set, now, object(m), segment)
+	if err == nil && n != int64(len(es)) && len(made) > 0 {
+		err = ErrSerialization // a lease has run out since the caller looked
+	}
 	if err := changed(n, len(es), "log extents", err); err != nil {
 		return err
 	}

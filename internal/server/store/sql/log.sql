@@ -9,12 +9,13 @@ SELECT {{log}} FROM log WHERE (log.job_id, log.epoch) IN
 
 -- name: LogsInsert
 -- Makes the rows of logs that have none, with their first bytes. One that is there
--- by now was made, or ended, by another transaction.
+-- by now was made, or ended, by another transaction, which this one has waited for:
+-- the time is read behind that.
 INSERT INTO log (job_id, epoch, org_id, state, bytes, cut, extents, next_seq, ahead_seq, streams)
 SELECT key, CAST(value->>'e' AS BIGINT), value->>'o', 'open', CAST(value->>'b' AS BIGINT), CAST(value->>'c' AS BIGINT),
   CAST(value->>'x' AS BIGINT), CAST(value->>'q' AS BIGINT), CAST(value->>'a' AS BIGINT), value->>'s'
 FROM json_each($3) WHERE key IN (SELECT lease.job_id FROM lease WHERE {{lease_is_current}}) ORDER BY key
-ON CONFLICT (job_id, epoch) DO NOTHING;
+ON CONFLICT (job_id, epoch) DO NOTHING RETURNING /*now*/;
 
 -- name: LeasesCurrent
 SELECT lease.job_id FROM lease WHERE {{lease_is_current}};
