@@ -125,7 +125,7 @@ func noise(n int, seed byte) []byte {
 }
 
 // ART-01: modes, links and content come back whatever the umask is.
-func TestCase_ART_01_ModesAndLinksComeBack(t *testing.T) {
+func TestCase_ART_01_ModesAndLinksComeBack(t *testing.T) { //nolint:paralleltest // it sets the umask of the process
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	src := t.TempDir()

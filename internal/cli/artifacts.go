@@ -235,7 +235,7 @@ func (a *app) download(ctx context.Context, c *protocol.Client, art protocol.Art
 	if err != nil {
 		return "", ci.Errorf(ci.ErrInvalid, "%s", err)
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // it may have been moved
+	defer os.Remove(tmp.Name()) // it may have been moved
 	defer tmp.Close()
 	if err := fetch(ctx, c, art, tmp); err != nil {
 		return "", err

@@ -61,7 +61,7 @@ func (c *choice) Set(v string) error {
 
 func registerChoices(cmd *cobra.Command, flag string, values []string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic("cli: " + err.Error()) //nolint:forbidigo // the flag was added one line before
+		panic("cli: " + err.Error()) // the flag was added one line before
 	}
 }
 

@@ -185,7 +185,7 @@ func (d *daemon) bind(a *app, cmd *cobra.Command) {
 	a.env(f, "admin-listen", "FORGECI_ADMIN_LISTEN")
 	f.BoolVar(&d.lifeline, lifelineFlag, false, "end when standard input ends")
 	if err := f.MarkHidden(lifelineFlag); err != nil {
-		panic("cli: " + err.Error()) //nolint:forbidigo // the flag was added one line before
+		panic("cli: " + err.Error()) // the flag was added one line before
 	}
 }
 

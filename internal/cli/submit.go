@@ -32,7 +32,7 @@ func (s *submission) bind(cmd *cobra.Command) {
 	f.StringArrayVar(&s.inputs, "input", nil, "an input of the workflow as name=value; may be repeated")
 	f.BoolVar(&s.untracked, "untracked", false, "take in files that git neither tracks nor ignores")
 	if err := cmd.MarkFlagFilename("file", "yaml"); err != nil {
-		panic("cli: " + err.Error()) //nolint:forbidigo // the flag was added four lines before
+		panic("cli: " + err.Error()) // the flag was added four lines before
 	}
 }
 

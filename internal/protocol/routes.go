@@ -130,12 +130,12 @@ func Endpoint(route string, values ...string) (method, path string) {
 		open := strings.IndexByte(path, '{')
 		shut := strings.IndexByte(path, '}')
 		if open < 0 || shut < open {
-			panic("protocol: too many values for route " + route) //nolint:forbidigo // a defect of the caller
+			panic("protocol: too many values for route " + route) // a defect of the caller
 		}
 		path = path[:open] + url.PathEscape(v) + path[shut+1:]
 	}
 	if strings.Contains(path, "{") {
-		panic("protocol: too few values for route " + route) //nolint:forbidigo // a defect of the caller
+		panic("protocol: too few values for route " + route) // a defect of the caller
 	}
 	return method, path
 }

@@ -32,7 +32,7 @@ func NewToken(kind TokenKind) string {
 	for range tokenRandom {
 		n, err := rand.Int(rand.Reader, big.NewInt(int64(len(base62))))
 		if err != nil {
-			panic("protocol: random source failed: " + err.Error()) //nolint:forbidigo // without it nothing is safe
+			panic("protocol: random source failed: " + err.Error()) // without it nothing is safe
 		}
 		b = append(b, base62[n.Int64()])
 	}

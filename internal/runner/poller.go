@@ -55,7 +55,7 @@ func (p *poller) run(ctx context.Context) error {
 		p.busy--
 	}
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // it was told to stop
 	}
 	return err
 }
@@ -72,14 +72,14 @@ func (p *poller) ask(ctx context.Context) error {
 		began := time.Now()
 		err = p.claims(ctx, opened)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it was told to stop
 		}
 		p.log.WarnContext(ctx, "session ended: opening another", slog.Any("error", err))
 		if time.Since(began) > time.Minute {
 			wait.reset()
 		}
 		if pause(ctx, wait.delay(err)) != nil {
-			return nil
+			return nil //nolint:nilerr // it was told to stop
 		}
 	}
 	return nil

@@ -229,8 +229,7 @@ func (s *selection) take(e archive.Entry) {
 // arrange returns the directory to archive from, relative to the workspace ("."
 // for itself, "" for its parent), and the entries relative to that, sorted.
 func (s *selection) arrange(workName string) (string, []archive.Entry) {
-	strip, prefix := "", ""
-	base := "."
+	var strip, prefix, base string
 	if s.single != "" {
 		base = path.Dir(s.single)
 		if base != "." {

@@ -36,12 +36,12 @@ const (
 // until it is answered or the lease is lost.
 func (w *worker) report(lease, life, working context.Context, res result) {
 	if !w.evidence.Terminated {
-		w.log.Error("the runner stops although processes of the job may be left")
+		w.log.ErrorContext(lease, "the runner stops although processes of the job may be left")
 		return
 	}
 	w.flush(lease, working)
 	if res.lost || lease.Err() != nil {
-		w.log.Warn("attempt abandoned", slog.Any("cause", context.Cause(lease)))
+		w.log.WarnContext(lease, "attempt abandoned", slog.Any("cause", context.Cause(lease)))
 		w.vacate(life, working)
 		return
 	}
@@ -59,11 +59,11 @@ func (w *worker) report(lease, life, working context.Context, res result) {
 		err = w.tell(lease, life, working, res)
 	}
 	if err != nil {
-		w.log.Warn("result not accepted", slog.Any("error", err))
+		w.log.WarnContext(lease, "result not accepted", slog.Any("error", err))
 		w.vacate(life, working)
 		return
 	}
-	w.log.Info("job ended", slog.String("conclusion", string(res.conclusion)), slog.String("reason", string(res.reason)),
+	w.log.InfoContext(lease, "job ended", slog.String("conclusion", string(res.conclusion)), slog.String("reason", string(res.reason)),
 		slog.String("handed_over", string(res.handOver)), slog.Duration("after", time.Since(w.began)))
 	w.forget()
 }
@@ -79,7 +79,7 @@ func (w *worker) flush(lease, working context.Context) {
 	ctx, cancel := hurried(lease, working, w.r.cfg.FlushTimeout, stopFlush)
 	defer cancel()
 	if !w.ship.flush(ctx) && lease.Err() == nil {
-		w.log.Warn("the end of the log did not arrive")
+		w.log.WarnContext(lease, "the end of the log did not arrive")
 	}
 }
 
@@ -162,7 +162,7 @@ func (w *worker) vacate(life, working context.Context) {
 		})
 	})
 	if err != nil {
-		w.log.Warn("the end of the attempt could not be reported", slog.Any("error", err))
+		w.log.WarnContext(ctx, "the end of the attempt could not be reported", slog.Any("error", err))
 		return
 	}
 	w.r.reported(ref)
@@ -183,7 +183,7 @@ func (w *worker) forget() {
 // next start of the runner does.
 func (w *worker) leave(life, working context.Context) {
 	if err := w.ship.spool.remove(); err != nil {
-		w.log.Warn("the log's spool cannot be removed", slog.Any("error", err))
+		w.log.WarnContext(life, "the log's spool cannot be removed", slog.Any("error", err))
 	}
 	if w.dir == nil || !w.evidence.Terminated {
 		return
@@ -191,6 +191,6 @@ func (w *worker) leave(life, working context.Context) {
 	ctx, cancel := hurried(life, working, removeLimit, stopRemove)
 	defer cancel()
 	if err := w.dir.Remove(ctx); err != nil {
-		w.log.Warn("the workspace cannot be removed", slog.Any("error", err))
+		w.log.WarnContext(life, "the workspace cannot be removed", slog.Any("error", err))
 	}
 }

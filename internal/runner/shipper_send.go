@@ -127,7 +127,7 @@ func (s *shipper) deliver(ctx context.Context, batch []protocol.Chunk) {
 			damaged++
 		} else if !transient(err) {
 			// Repeating would be refused for ever (CASES LOG-03).
-			s.log.Error("log chunks were refused: output is lost", slog.Any("error", err),
+			s.log.ErrorContext(ctx, "log chunks were refused: output is lost", slog.Any("error", err),
 				slog.Int("chunks", len(batch)), slog.Int64("bytes", size))
 			break
 		}

@@ -292,7 +292,7 @@ func (w *worker) furnish(ctx context.Context) error {
 		}
 		w.system.line(fmt.Sprintf("artifact %s restored to %s", in.Name, in.Path))
 	}
-	w.log.Debug("prepared", slog.Duration("after", time.Since(begin)))
+	w.log.DebugContext(ctx, "prepared", slog.Duration("after", time.Since(begin)))
 	return w.dir.GiveToOwner()
 }
 

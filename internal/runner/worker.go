@@ -287,7 +287,7 @@ func (w *worker) terminate(job, life, working context.Context) {
 			w.box = nil
 			break
 		}
-		w.log.Error("the job's processes cannot be ended", slog.Any("error", err), slog.String("how", evidence.How))
+		w.log.ErrorContext(job, "the job's processes cannot be ended", slog.Any("error", err), slog.String("how", evidence.How))
 		if working.Err() != nil {
 			if tries++; tries == triesAfterStop {
 				return

@@ -64,7 +64,7 @@ func (s *Server) bootstrap(ctx context.Context, org ci.OrgID, key []byte) error 
 		}
 	}
 	if !s.loopback {
-		s.cfg.Log.Warn("the bootstrap tokens are not accepted: the listener is not on loopback", "listen", s.cfg.Listen)
+		s.cfg.Log.WarnContext(ctx, "the bootstrap tokens are not accepted: the listener is not on loopback", "listen", s.cfg.Listen)
 		return s.store.Write(ctx, func(tx *store.Tx) error {
 			now, err := tx.Now(ctx)
 			if err != nil {

@@ -56,7 +56,7 @@ func front(log *slog.Logger, next http.Handler) http.Handler {
 			case p == http.ErrAbortHandler || out.begun:
 				panic(http.ErrAbortHandler) // an answer that is not whole must not look so
 			default:
-				log.Error("request panicked", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+				log.ErrorContext(r.Context(), "request panicked", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
 				protocol.WriteProblem(out, ci.Errorf(ci.ErrInternal, "panic"), "")
 			}
 		}()

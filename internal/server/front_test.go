@@ -166,7 +166,7 @@ func TestALongPollIsNotCut(t *testing.T) {
 
 // A reader that does not take its answer is given up; one that takes it slowly
 // but steadily gets all of it.
-func TestAStuckReaderIsGivenUp(t *testing.T) {
+func TestAStuckReaderIsGivenUp(t *testing.T) { //nolint:tparallel // its parts share a channel
 	t.Parallel()
 	const size = 8 << 20
 	var ended chan time.Duration // of the bubble

@@ -100,7 +100,7 @@ func (s *Server) open(ctx context.Context) error {
 	if err := s.takeData(); err != nil {
 		return err
 	}
-	if err := s.listen(); err != nil {
+	if err := s.listen(ctx); err != nil {
 		return err
 	}
 	if cfg.Database == "" {
@@ -268,7 +268,7 @@ func (s *Server) Run(ctx context.Context) error {
 	s.engine.StopPolls()
 	shut, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainFor)
 	if e := s.http.Shutdown(shut); e != nil {
-		s.cfg.Log.Warn("calls that did not end in time are cut off", "after", drainFor)
+		s.cfg.Log.WarnContext(ctx, "calls that did not end in time are cut off", "after", drainFor)
 		_ = s.http.Close()
 	}
 	cancel()
@@ -299,7 +299,7 @@ func (s *Server) Close() error {
 
 // listen binds the address: TLS when there is a certificate, plain HTTP only on
 // loopback unless it is asked for.
-func (s *Server) listen() error {
+func (s *Server) listen(ctx context.Context) error {
 	cfg := &s.cfg
 	if cfg.Listener != nil {
 		cfg.Listen = cfg.Listener.Addr().String()
@@ -317,7 +317,7 @@ func (s *Server) listen() error {
 		return ci.Errorf(ci.ErrInvalid, "--tls-cert and --tls-key belong together")
 	}
 	if s.listener = cfg.Listener; s.listener == nil {
-		if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+		if s.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen); err != nil {
 			return ci.Errorf(ci.ErrConflict, "cannot listen on %s: %v", cfg.Listen, err)
 		}
 	}

@@ -584,7 +584,7 @@ func (k *work) next() {
 		k.handOver(ci.ReasonRunnerShutdown)
 		return
 	}
-	switch k.stage {
+	switch k.stage { //nolint:exhaustive // it has ended then
 	case stageClaimed:
 		if k.outcome == 99 {
 			k.handOver(ci.ReasonRunnerRefused)

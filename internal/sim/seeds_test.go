@@ -125,7 +125,7 @@ func (s *tally) lines(used time.Duration) (string, error) {
 }
 
 // TestSeeds simulates many seeds, one thread each, on all processors.
-func TestSeeds(t *testing.T) {
+func TestSeeds(t *testing.T) { //nolint:paralleltest // its seeds are
 	seeds, first := setting[int]("seeds"), setting[uint64]("seed")
 	counter := filepath.Join("testdata", "next_seed")
 	if setting[bool]("next") {

@@ -176,7 +176,7 @@ func TestSameTreeSameDigest(t *testing.T) {
 
 // SR-3, SR-4: what was captured comes back as it was then, whatever happens to
 // the tree afterwards.
-func TestMaterialiseGivesWhatWasCaptured(t *testing.T) {
+func TestMaterialiseGivesWhatWasCaptured(t *testing.T) { //nolint:paralleltest // it sets the umask of the process
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	dir := t.TempDir()

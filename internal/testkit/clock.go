@@ -18,7 +18,7 @@ func SetClock(t testing.TB, database string, jump time.Duration, rate float64) {
 	if err != nil {
 		t.Fatalf("set the clock: %v", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the statement has been answered
+	defer conn.Close(context.WithoutCancel(ctx)) // the statement has been answered
 	const real = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 	var now, base int64
 	if err := conn.QueryRow(ctx, "SELECT now_us(), "+real).Scan(&now, &base); err != nil {

@@ -110,7 +110,7 @@ func AwaitLockWait(t testing.TB, databaseURL string, done <-chan struct{}) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx) //nolint:errcheck // every statement has been answered
+	defer conn.Close(ctx) // every statement has been answered
 	for {
 		var waiting int
 		err := conn.QueryRow(ctx, `SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
@@ -141,7 +141,7 @@ func (s *PostgresServer) admin(statement string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // the statement has been answered
+	defer conn.Close(ctx) // the statement has been answered
 	_, err = conn.Exec(ctx, statement)
 	return err
 }
@@ -433,7 +433,7 @@ func (p postgresPrograms) template(version string, account *syscall.Credential) 
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // a leftover in the temporary directory harms nothing
+	defer os.RemoveAll(work) // a leftover in the temporary directory harms nothing
 	if account != nil {
 		if err := os.Chown(work, int(account.Uid), int(account.Gid)); err != nil {
 			return "", err
@@ -452,7 +452,7 @@ func (p postgresPrograms) template(version string, account *syscall.Credential) 
 	// Copy beside the goal, then rename: others may do the same at once, and
 	// a rename onto a filled directory fails.
 	beside := dir + "." + randomText(8)
-	defer os.RemoveAll(beside) //nolint:errcheck // gone already when the rename won
+	defer os.RemoveAll(beside) // gone already when the rename won
 	if err := copyTree(made, beside); err != nil {
 		return "", err
 	}

@@ -98,7 +98,7 @@ func (s *PostgresServer) waitFor(query string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // the query has been answered
+	defer conn.Close(ctx) // the query has been answered
 	for {
 		var n int
 		if err := conn.QueryRow(ctx, query).Scan(&n); err != nil || n > 0 {

@@ -44,7 +44,7 @@ var builtBinary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	fresh := filepath.Join(dir, "building-"+randomText(8))
-	defer os.Remove(fresh) //nolint:errcheck // it has been renamed when all went well
+	defer os.Remove(fresh) // it has been renamed when all went well
 	cmd := exec.Command("go", "build", "-o", fresh, "./cmd/forgeci")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -379,7 +379,7 @@ func (c *proxied) carry(from, to net.Conn, direction int, look func([]byte) bool
 			}
 		case errors.Is(pk.end, io.EOF):
 			if tcp, ok := to.(*net.TCPConn); ok {
-				tcp.CloseWrite() //nolint:errcheck // the other side has ended already
+				tcp.CloseWrite() // the other side has ended already
 			}
 		default:
 			c.reset()

@@ -58,7 +58,7 @@ func TestS3EndsWithTheProcess(t *testing.T) {
 			if time.Now().After(deadline) {
 				t.Fatalf("not within 5 minutes: %s", what)
 			}
-			time.Sleep(20 * time.Millisecond) //nolint:forbidigo // another process's progress has no channel
+			time.Sleep(20 * time.Millisecond) // another process's progress has no channel
 		}
 	}
 	path := filepath.Join(t.TempDir(), "address")

@@ -91,6 +91,7 @@ func (f *File) accept(opts CompileOptions) (map[string]string, error) {
 // zero is the value of an input that has neither a value nor a default.
 func (in Input) zero() string {
 	switch in.Type {
+	case InputString:
 	case InputBoolean:
 		return "false"
 	case InputNumber:

@@ -235,7 +235,7 @@ func (c *condition) read(parsed *cel.Ast) {
 		})
 	}
 	ast.PreOrderVisit(native.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
-		switch e.Kind() {
+		switch e.Kind() { //nolint:exhaustive // the others name nothing
 		case ast.IdentKind:
 			if slices.Contains([]string{isSuccess, isFailure, isCancelled, isAlways}, e.AsIdent()) {
 				c.namesStatus = true

@@ -105,7 +105,7 @@ func hostile() map[string][2]string {
 
 // SPEC WF-4. Not parallel: it measures time. The best of twenty counts, since
 // others use the machine too.
-func TestAHostilePatternOf10kBCostsAtMost10ms(t *testing.T) {
+func TestAHostilePatternOf10kBCostsAtMost10ms(t *testing.T) { //nolint:paralleltest // it measures time
 	for name, c := range hostile() {
 		best := time.Hour
 		for range 20 {

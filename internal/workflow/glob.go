@@ -99,7 +99,7 @@ func (g *glob) prepare() {
 	g.loop, g.loopSegment, g.loopRune = newBitset(g.states), newBitset(g.states), newBitset(g.states)
 	g.skip1, g.skip2 = newBitset(g.states), newBitset(g.states)
 	for i, p := range g.positions {
-		switch p.kind {
+		switch p.kind { //nolint:exhaustive // the others neither loop nor are skipped
 		case star:
 			g.loopSegment.set(i)
 			g.skip1.set(i)
@@ -184,7 +184,7 @@ func (g *glob) takes(c byte) bitset {
 	b := newBitset(g.states)
 	for i := range g.positions {
 		p := &g.positions[i]
-		switch p.kind {
+		switch p.kind { //nolint:exhaustive // the others take no byte of their own
 		case literalByte:
 			if p.char == c {
 				b.set(i)

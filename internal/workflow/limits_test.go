@@ -63,7 +63,7 @@ func peakHeap(f func()) uint64 {
 }
 
 // Not parallel: it measures time and memory.
-func TestCase_S10_EveryBombIsJudgedWithinASecondAnd64MiB(t *testing.T) {
+func TestCase_S10_EveryBombIsJudgedWithinASecondAnd64MiB(t *testing.T) { //nolint:paralleltest // it measures time and memory
 	all := bombs()
 	for _, name := range sortedKeys(all) {
 		data := []byte(all[name])

@@ -72,6 +72,7 @@ const (
 // Accepts returns nil when the input's type allows the value.
 func (in Input) Accepts(value string) error {
 	switch in.Type {
+	case InputString:
 	case InputBoolean:
 		if value != "true" && value != "false" {
 			return errorText("must be true or false")

@@ -338,7 +338,7 @@ func (s *Store) Abort(_ context.Context, up blob.Upload) error {
 	defer s.seals.lock(up.ID)()
 	dir, err := s.uploadDir(up.ID)
 	if err != nil {
-		return nil //nolint:nilerr // an ID that no upload can have names nothing to remove
+		return nil // an ID that no upload can have names nothing to remove
 	}
 	return s.discard(dir)
 }

@@ -39,14 +39,14 @@ func (r *Root) Sweep(ctx context.Context) error {
 			continue
 		}
 		if !isKey(name) {
-			r.log.Warn("not a directory of a job, left alone", "path", filepath.Join(r.path, jobsDir, name))
+			r.log.WarnContext(ctx, "not a directory of a job, left alone", "path", filepath.Join(r.path, jobsDir, name))
 			continue
 		}
 		if err := r.remove(ctx, name); err != nil {
 			failures = append(failures, err)
 			continue
 		}
-		r.log.Info("removed the workspace of a crashed runner", "path", filepath.Join(r.path, jobsDir, name))
+		r.log.InfoContext(ctx, "removed the workspace of a crashed runner", "path", filepath.Join(r.path, jobsDir, name))
 	}
 	return errors.Join(failures...)
 }

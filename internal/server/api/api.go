@@ -145,7 +145,7 @@ func (a *API) serve(route Route) http.Handler {
 		if err != nil {
 			a.fail(w, r, id, err)
 		}
-		a.Log.Debug("request", "request", id, "route", route.Pattern, "took", time.Since(start), "error", err)
+		a.Log.DebugContext(r.Context(), "request", "request", id, "route", route.Pattern, "took", time.Since(start), "error", err)
 	})
 }
 
@@ -155,7 +155,7 @@ func (a *API) answer(route Route, w http.ResponseWriter, r *http.Request) (err e
 			if p == http.ErrAbortHandler {
 				panic(p)
 			}
-			a.Log.Error("request panicked", "route", route.Pattern, "panic", p, "stack", stack())
+			a.Log.ErrorContext(r.Context(), "request panicked", "route", route.Pattern, "panic", p, "stack", stack())
 			err = ci.Errorf(ci.ErrInternal, "panic")
 		}
 	}()
@@ -232,9 +232,9 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, id string, err error)
 	case errors.Is(err, context.Canceled) && r.Context().Err() != nil:
 		return // the caller has gone
 	case kind == ci.ErrInternal:
-		a.Log.Error("request failed", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
+		a.Log.ErrorContext(r.Context(), "request failed", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
 	case kind == ci.ErrUnavailable:
-		a.Log.Warn("request refused", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
+		a.Log.WarnContext(r.Context(), "request refused", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
 	}
 	protocol.WriteProblem(w, err, id)
 }

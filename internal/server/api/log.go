@@ -76,10 +76,10 @@ func (a *API) jobLog(w http.ResponseWriter, r *http.Request, c caller) error {
 	}
 	w.WriteHeader(http.StatusOK)
 	if _, werr := w.Write(buf[:n]); werr != nil || errors.Is(err, io.EOF) {
-		return nil //nolint:nilerr // the caller has gone
+		return nil // the caller has gone
 	}
 	if _, err := io.CopyBuffer(w, struct{ io.Reader }{raw}, buf); err != nil {
-		a.Log.Warn("log was not sent whole", "job", q.Job, "error", err)
+		a.Log.WarnContext(r.Context(), "log was not sent whole", "job", q.Job, "error", err)
 		panic(http.ErrAbortHandler)
 	}
 	return nil
@@ -212,7 +212,7 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request, f func(context.Cont
 	cancel()
 	wg.Wait()
 	if err != nil && r.Context().Err() == nil {
-		a.Log.Debug("event stream ended", "path", r.URL.Path, "error", err)
+		a.Log.DebugContext(r.Context(), "event stream ended", "path", r.URL.Path, "error", err)
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := s.Collect(ctx); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("artifacts not collected", slog.Any("error", err))
+			s.cfg.Log.WarnContext(ctx, "artifacts not collected", slog.Any("error", err))
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (s *Service) purgeOne(ctx context.Context, a store.ArtifactSession) error {
 	if err := s.cfg.Blob.Delete(ctx, a.BlobKey); err != nil {
 		return err
 	}
-	s.cfg.Log.Info("artifact deleted", slog.String("artifact", a.ID), slog.Any("job", a.Job), slog.String("state", a.State))
+	s.cfg.Log.InfoContext(ctx, "artifact deleted", slog.String("artifact", a.ID), slog.Any("job", a.Job), slog.String("state", a.State))
 	return s.cfg.Store.Write(ctx, func(tx *store.Tx) error {
 		now, err := tx.Now(ctx)
 		if err != nil {

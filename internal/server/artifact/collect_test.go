@@ -60,7 +60,7 @@ func (w *world) interleave(rt *rapid.T) {
 		node := nodes[rapid.IntRange(0, 1).Draw(rt, "node")]
 		switch rapid.SampledFrom([]string{"go on", "go on", "go on", "end", "collect", "time", "retry"}).Draw(rt, "what") {
 		case "go on":
-			w.goOn(rt, ctx, node, u, refused)
+			w.goOn(ctx, rt, node, u, refused)
 		case "end":
 			if !u.ended {
 				w.End(u.ref, func(context.Context, *store.Tx) error { return nil })
@@ -96,7 +96,7 @@ func (w *world) interleave(rt *rapid.T) {
 	}
 }
 
-func (w *world) goOn(rt *rapid.T, ctx context.Context, node *artifact.Service, u *uploader, check func(*uploader, error)) {
+func (w *world) goOn(ctx context.Context, rt *rapid.T, node *artifact.Service, u *uploader, check func(*uploader, error)) {
 	switch u.step {
 	case 0:
 		in, body := describe("app", "r", u.content)

@@ -86,7 +86,7 @@ func (s *Service) Begin(ctx context.Context, held engine.Held, in protocol.NewAr
 	// Unless the commit's outcome is unknown nothing names this upload.
 	if ci.KindOf(err) != ci.ErrUnavailable {
 		if err := s.cfg.Blob.Abort(ctx, up); err != nil {
-			s.cfg.Log.Debug("upload not aborted", slog.Any("error", err))
+			s.cfg.Log.DebugContext(ctx, "upload not aborted", slog.Any("error", err))
 		}
 	}
 	if err != nil {

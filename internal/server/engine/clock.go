@@ -147,7 +147,7 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 		return err
 	}
 	e.clock.moved(jump.delta, sum)
-	e.Log.Warn("the database's clock jumped; live deadlines were moved", "jump", time.Duration(rest)*time.Microsecond, "leases", moved)
+	e.Log.WarnContext(ctx, "the database's clock jumped; live deadlines were moved", "jump", time.Duration(rest)*time.Microsecond, "leases", moved)
 	return nil
 }
 

@@ -284,7 +284,7 @@ func (t *txn) signal(sessions ...ci.SessionID) {
 // say writes a log line after the commit.
 func (t *txn) say(msg string, args ...any) {
 	log := t.e.Log
-	t.lines = append(t.lines, func() { log.Info(msg, args...) })
+	t.lines = append(t.lines, func() { log.Info(msg, args...) }) //nolint:sloglint // its callers give constants
 }
 
 // budget is the infrastructure budget.

@@ -30,7 +30,7 @@ func (e *Engine) sweepLoop(ctx context.Context) {
 			full = false
 		}
 		if err := e.Sweep(ctx, full); err != nil && ctx.Err() == nil {
-			e.Log.Error("sweep failed; it is tried again", "error", err)
+			e.Log.ErrorContext(ctx, "sweep failed; it is tried again", "error", err)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func (e *Engine) tidyLoop(ctx context.Context) {
 		case <-every.C:
 		}
 		if err := e.Tidy(ctx); err != nil && ctx.Err() == nil {
-			e.Log.Warn("not tidied; it is tried again", "error", err)
+			e.Log.WarnContext(ctx, "not tidied; it is tried again", "error", err)
 		}
 	}
 }

@@ -27,7 +27,7 @@ const (
 func (s *Service) collect(ctx context.Context) {
 	for pause(ctx, collectEvery, nil) {
 		if err := s.Collect(ctx); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("logs not collected", slog.Any("error", err))
+			s.cfg.Log.WarnContext(ctx, "logs not collected", slog.Any("error", err))
 		}
 	}
 }

@@ -180,7 +180,7 @@ func (s *Service) storeGroup(ctx context.Context, group []*request) ([]answer, e
 		err := s.cfg.Blob.PutNew(put, key, bytes.NewReader(segment), size, sha256.Sum256(segment))
 		cancel()
 		if err != nil {
-			s.cfg.Log.Warn("log segment not stored", slog.Any("error", err), slog.Int("requests", len(group)))
+			s.cfg.Log.WarnContext(ctx, "log segment not stored", slog.Any("error", err), slog.Int("requests", len(group)))
 			return nil, away(err)
 		}
 	}
@@ -195,13 +195,13 @@ func (s *Service) storeGroup(ctx context.Context, group []*request) ([]answer, e
 		s.setNow(c.now) // a refusal, too: the estimate may be what was wrong, because the clock has jumped
 	}
 	if err != nil {
-		s.cfg.Log.Warn("log segment not indexed", slog.Any("error", err), slog.Int("requests", len(group)))
+		s.cfg.Log.WarnContext(ctx, "log segment not indexed", slog.Any("error", err), slog.Int("requests", len(group)))
 		return nil, away(err)
 	}
 	if len(c.stored) == 0 && size > 0 {
 		// Nothing refers to it and nothing will; what a failure here leaves is collected.
 		if err := s.cfg.Blob.Delete(ctx, key); err != nil {
-			s.cfg.Log.Debug("log segment not deleted", slog.Any("error", err))
+			s.cfg.Log.DebugContext(ctx, "log segment not deleted", slog.Any("error", err))
 		}
 	}
 	if len(c.stored) > 0 {

@@ -174,9 +174,8 @@ func (w *window) line(ctx context.Context, i int, at int64, b []byte, number int
 		length += int64(len(b))
 		if !found {
 			// A match may lie across records.
-			look := b
 			if len(carry) > 0 {
-				look = append(carry, b[:min(len(b), len(w.search)-1)]...)
+				look := append(carry, b[:min(len(b), len(w.search)-1)]...)
 				found = bytes.Contains(look, w.search)
 			}
 			found = found || bytes.Contains(b, w.search)

@@ -36,7 +36,7 @@ func (s *Service) seal(ctx context.Context) {
 		began := time.Now()
 		n, err := s.SealEnded(ctx)
 		if err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("logs not sealed", slog.Any("error", err))
+			s.cfg.Log.WarnContext(ctx, "logs not sealed", slog.Any("error", err))
 		}
 		switch {
 		case n == 0 || err != nil:
@@ -161,7 +161,7 @@ func (s *Service) record(ctx context.Context, batch []store.Log, objects []store
 		if !held[o.Key] {
 			// Another node was first: this archive is nobody's.
 			if err := s.cfg.Blob.Delete(ctx, o.Key); err != nil {
-				s.cfg.Log.Debug("log archive not deleted", slog.Any("error", err))
+				s.cfg.Log.DebugContext(ctx, "log archive not deleted", slog.Any("error", err))
 			}
 		}
 	}
@@ -275,7 +275,7 @@ func (s *Service) rewrite(ctx context.Context, lay *layout, a *archiver, giveUp 
 				if !giveUp || !notBack(err) {
 					return nil, err
 				}
-				s.cfg.Log.Error("log bytes are lost: the object store does not give them back", slog.Any("error", err),
+				s.cfg.Log.ErrorContext(ctx, "log bytes are lost: the object store does not give them back", slog.Any("error", err),
 					slog.Int64("bytes", r.n))
 				r, b = record{kind: lost, stream: r.stream, n: r.n, at: r.at, firstNL: -1, lastNL: -1}, nil
 			}

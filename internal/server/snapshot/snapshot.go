@@ -96,7 +96,7 @@ func (s *Service) Run(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := s.Collect(ctx); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("snapshots not collected", slog.Any("error", err))
+			s.cfg.Log.WarnContext(ctx, "snapshots not collected", slog.Any("error", err))
 		}
 	}
 }

@@ -42,7 +42,7 @@ func clean(t *testing.T, tab *testkit.Tab) {
 }
 
 // TestBrowser holds what only a browser shows. Its parts share one browser.
-func TestBrowser(t *testing.T) {
+func TestBrowser(t *testing.T) { //nolint:tparallel // its parts share one browser
 	t.Parallel()
 	b := testkit.StartBrowser(t)
 	for _, part := range []struct {

@@ -151,7 +151,7 @@ func (b *box) play(ctx context.Context, step executor.Step) (executor.Result, er
 			case <-b.job.Lost():
 				pass(executor.Grace(b.job.Owned, b.job.Grace))
 			}
-			return executor.Result{ExitCode: 137, Signal: "SIGKILL"}, nil //nolint:nilerr // a step that was ended has no error of its own
+			return executor.Result{ExitCode: 137, Signal: "SIGKILL"}, nil // a step that was ended has no error of its own
 		}
 		if err != nil {
 			return executor.Result{}, err

@@ -173,7 +173,7 @@ func TestAttack_S65_NothingOfTheRepositoryRuns(t *testing.T) {
 
 // SRC-06: neither the user's nor the system's configuration has an effect. The
 // test's process has both in its environment.
-func TestCase_SRC_06_TheUsersConfigurationHasNoEffect(t *testing.T) {
+func TestCase_SRC_06_TheUsersConfigurationHasNoEffect(t *testing.T) { //nolint:paralleltest // it sets the environment
 	dir := repo(t)
 	write(t, dir, "kept.tmp", "x")
 	home := t.TempDir()

@@ -164,7 +164,7 @@ func (c *client) kill() {
 func (c *client) close() {
 	close(c.quit)
 	_ = c.conn.Close()
-	for range c.events { //nolint:revive // wait until the reader has ended
+	for range c.events { // wait until the reader has ended
 	}
 	<-c.exited
 }

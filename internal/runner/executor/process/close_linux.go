@@ -42,7 +42,7 @@ func (s *sandbox) Close(ctx context.Context) (protocol.Evidence, error) {
 		if err != nil {
 			return protocol.Evidence{How: s.how(), Killed: killed}, err
 		}
-		s.exec.log.Warn("the job's helper process was killed; its processes were ended by the runner",
+		s.exec.log.WarnContext(ctx, "the job's helper process was killed; its processes were ended by the runner",
 			"job", string(s.job.Lease.Job), "killed", killed, "crash", crashText(s.rec.path))
 	}
 	s.closed = true

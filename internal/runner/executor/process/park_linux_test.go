@@ -30,7 +30,7 @@ func ended(t *testing.T, b *box, script string) {
 
 func gone(t *testing.T, p process) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); p.alive(); time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // a real process
+	for end := time.Now().Add(20 * time.Second); p.alive(); time.Sleep(5 * time.Millisecond) { // a real process
 		if time.Now().After(end) {
 			t.Fatalf("process %d lives", p.PID)
 		}
@@ -116,7 +116,7 @@ func TestAHelperThatNobodyNeedsEndsAndLeavesNothing(t *testing.T) {
 	b := open(t, e)
 	ended(t, b, "true")
 	gone(t, helperOf(b))
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // a real process
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // a real process
 		left, err := os.ReadDir(e.opts.Dir)
 		// The prelude serves all jobs of the runner.
 		if err == nil && len(left) == 1 && left[0].Name() == preludeName {

@@ -257,7 +257,7 @@ func cgroupMounts() map[string]string {
 		if !ok || len(l) < 5 || len(r) < 3 {
 			continue
 		}
-		version := ""
+		var version string
 		switch {
 		case r[0] == "cgroup2":
 			version = jobhelper.CgroupV2

@@ -85,7 +85,7 @@ func (e *Executor) sweep(ctx context.Context, path string) (*record, error) {
 	if rec.ID == "" {
 		return nil, nil
 	}
-	e.log.Info("ended what a crashed runner left", "job", string(rec.Attempt.Job), "epoch", rec.Attempt.Epoch)
+	e.log.InfoContext(ctx, "ended what a crashed runner left", "job", string(rec.Attempt.Job), "epoch", rec.Attempt.Epoch)
 	return rec, nil
 }
 

@@ -100,7 +100,8 @@ func (d *Decoder) Flush() string {
 // prefix returns how many bytes at the start of b are the beginning of a
 // character (at least 1), and whether a wrong byte, not the end of b, ended it.
 func prefix(b []byte) (n int, broken bool) {
-	need, low, high := 0, byte(0x80), byte(0xbf)
+	var need int
+	low, high := byte(0x80), byte(0xbf)
 	switch c := b[0]; {
 	case c >= 0xc2 && c <= 0xdf:
 		need = 1

@@ -53,7 +53,7 @@ func (b *bench) idleFleet(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer db.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it was only read from
+	defer db.Close(context.WithoutCancel(ctx)) // it was only read from
 	// What the registration left to do for autovacuum is done before.
 	if _, err := db.Exec(ctx, "VACUUM ANALYZE"); err != nil {
 		return err

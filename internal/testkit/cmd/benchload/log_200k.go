@@ -150,7 +150,7 @@ func (w *world) allLines(ctx context.Context, job ci.JobID) error {
 		}
 	}
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("the log goes on after its last line: %v", err)
+		return fmt.Errorf("the log goes on after its last line: %v", err) //nolint:errorlint // there may be none
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func (b *bench) start(name, path string, args ...string) (*process, error) {
 // stop asks the program to end, gently and then not, and removes its log. It is
 // an error if it had ended before or did not obey.
 func (p *process) stop() error {
-	defer os.Remove(p.log) //nolint:errcheck // it is in a directory that is removed
+	defer os.Remove(p.log) // it is in a directory that is removed
 	select {
 	case <-p.exited:
 		return fmt.Errorf("%s had ended: %v\n%s", p.name, p.state, p.tail())

@@ -18,7 +18,7 @@ import (
 func (b *bench) snapshot50k(ctx context.Context) error {
 	const files, rounds = 50_000, 3
 	dir := filepath.Join(b.dir, "snapshot")
-	defer os.RemoveAll(dir) //nolint:errcheck // it is in a directory that is removed
+	defer os.RemoveAll(dir) // it is in a directory that is removed
 	tree := filepath.Join(dir, "tree")
 	if err := largeTree(tree, files); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (b *bench) snapshot50k(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer snap.Close() //nolint:errcheck // only its digest was wanted
+		defer snap.Close() // only its digest was wanted
 		if snap.Files != files || digest != "" && snap.Digest != digest {
 			return fmt.Errorf("captured %d files as %s, then %s", snap.Files, digest, snap.Digest)
 		}

@@ -214,7 +214,7 @@ func (w *world) upload(ctx context.Context, repo protocol.Repo, dir string) (str
 	if err != nil {
 		return "", err
 	}
-	defer snap.Close() //nolint:errcheck // it was only read
+	defer snap.Close() // it was only read
 	_, err = w.client.PutSnapshot(ctx, repo.ID, snap.Digest, snap.Open(), snap.Size)
 	return snap.Digest, err
 }

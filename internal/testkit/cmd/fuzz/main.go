@@ -70,7 +70,7 @@ func run(ctx context.Context, out io.Writer, each time.Duration, only string, pa
 	if err != nil {
 		return s, err
 	}
-	defer os.RemoveAll(temp) //nolint:errcheck // a leftover in the temporary directory harms nothing
+	defer os.RemoveAll(temp) // a leftover in the temporary directory harms nothing
 	l, err := newLab(ctx, temp, each, targets)
 	if err != nil {
 		return s, err

@@ -136,7 +136,7 @@ func (l *lab) kill(ctx context.Context, p patch) (string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // the whole folder is removed at the end
+	defer os.RemoveAll(dir) // the whole folder is removed at the end
 	overlay, err := p.apply(ctx, l.root, dir)
 	if err != nil {
 		return "", err

@@ -89,7 +89,7 @@ func run(ctx context.Context, out, log io.Writer, only []string, quick bool, see
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(temp) //nolint:errcheck // a leftover in the temporary directory harms nothing
+	defer os.RemoveAll(temp) // a leftover in the temporary directory harms nothing
 
 	l := &lab{root: root, temp: temp, seeds: seeds, log: log}
 	began := time.Now()

@@ -41,7 +41,7 @@ func perform(ctx context.Context, root string, c spec.Check) (outcome, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return outcome{}, err
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // the parent is removed, too
+	defer os.RemoveAll(dir) // the parent is removed, too
 	text, err := spec.Text(c.Model)
 	if err != nil {
 		return outcome{}, err

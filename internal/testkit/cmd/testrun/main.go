@@ -55,7 +55,7 @@ func runTests(ctx context.Context, out io.Writer, require, args []string) error 
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(report) //nolint:errcheck // a leftover in the temporary directory harms nothing
+	defer os.RemoveAll(report) // a leftover in the temporary directory harms nothing
 
 	results := newResults(func(p *packageResult) { fmt.Fprint(out, p.line()) })
 	testErr := goTest(ctx, results, report, args)

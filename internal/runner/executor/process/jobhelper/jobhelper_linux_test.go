@@ -2,6 +2,7 @@ package jobhelper
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -168,7 +169,7 @@ func TestSignalReachesOnlyTheProcessMeant(t *testing.T) {
 	}
 	other := p
 	other.Start++
-	if err := Signal(other, syscall.SIGKILL); err != syscall.ESRCH {
+	if err := Signal(other, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("another process of that number: %v", err)
 	}
 	if now, err := ReadProc(p.PID); err != nil || now.Dead() {
@@ -178,7 +179,7 @@ func TestSignalReachesOnlyTheProcessMeant(t *testing.T) {
 		t.Error(err)
 	}
 	_ = cmd.Wait()
-	if err := Signal(p, syscall.SIGKILL); err != syscall.ESRCH {
+	if err := Signal(p, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("a process that has ended: %v", err)
 	}
 }

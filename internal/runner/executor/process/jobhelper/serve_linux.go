@@ -51,7 +51,7 @@ type step struct {
 
 // serve is the life of a helper. It returns when the control socket is not
 // usable from the start; else the process exits in finish.
-func serve() int {
+func serve() int { //nolint:unparam // the code of the process
 	// Processes are started from this thread: its signal mask is theirs, and
 	// under cgroup v1 it enters the step's group for the time of the fork.
 	runtime.LockOSThread()
@@ -85,7 +85,7 @@ func serve() int {
 }
 
 func (h *helper) handle(m *Message, fds []int) {
-	switch m.Kind {
+	switch m.Kind { //nolint:exhaustive // the others are its own answers
 	case KindOpen:
 		h.send(&Message{Kind: KindReady, Text: h.open(m.Argv)})
 	case KindStart:

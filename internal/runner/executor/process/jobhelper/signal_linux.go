@@ -28,7 +28,7 @@ type sigaction struct{ handler, flags, restorer, mask uintptr }
 func ignoreSignals() []uintptr {
 	var inherited []uintptr
 	for sig := uintptr(1); sig <= lastSignal; sig++ {
-		switch syscall.Signal(sig) {
+		switch syscall.Signal(sig) { //nolint:exhaustive // all others are ignored
 		case syscall.SIGKILL, syscall.SIGSTOP, // cannot be ignored
 			syscall.SIGCHLD,                 // ignored, nobody could wait
 			syscall.SIGURG, syscall.SIGPROF, // the Go runtime's own
