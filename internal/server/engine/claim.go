@@ -381,7 +381,7 @@ func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []
 	for i, h := range heads {
 		ids[i] = h.Job
 	}
-	if _, err := t.TakeQueued(ctx, ids); err != nil {
+	if err := t.TakeQueued(ctx, ids); err != nil {
 		return err
 	}
 	locked, err := t.LockJobs(ctx, ids)

@@ -38,6 +38,7 @@ type dialect struct {
 	bytes      string // type of byte columns
 	lines      bool   // nodes can reach each other through the database (Line)
 	cachesText bool   // the driver caches prepared statements by their text
+	putsOff    bool   // several statements can be sent at once
 	open       func(Options) (write, read *sql.DB, err error)
 	retryable  func(error) bool // deadlock, serialization failure, busy: run it again
 	away       func(error) bool // the connection or the server is gone
@@ -81,6 +82,7 @@ func postgres() *dialect {
 		bytes:      "BYTEA",
 		cachesText: true,
 		lines:      true,
+		putsOff:    true,
 		lockMigr:   "SELECT pg_advisory_xact_lock(7017280452245743464)",
 		open: func(o Options) (*sql.DB, *sql.DB, error) {
 			cfg, err := pgConfig(o.URL)

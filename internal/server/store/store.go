@@ -9,6 +9,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -132,6 +133,10 @@ type Tx struct {
 	s  *Store
 	tx *sql.Tx // nil in Read
 	db *sql.DB
+
+	conn    *sql.Conn // of a transaction that puts statements off, else nil
+	pending []queued
+	failed  error // of what may be put off: the transaction is not committed
 }
 
 // How often a transaction is tried when the database asks for it (deadlock,
@@ -170,17 +175,26 @@ func (s *Store) once(ctx context.Context, fn func(*Tx) error) (err error) {
 	if err := s.failAt(PointBegin); err != nil {
 		return err
 	}
-	tx, err := s.write.BeginTx(ctx, nil)
+	t, end, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}
+	defer end()
+	tx := t.tx
 	defer func() {
 		if p := recover(); p != nil {
 			_ = tx.Rollback()
 			panic(p)
 		}
 	}()
-	if err := fn(&Tx{s: s, tx: tx, db: s.write}); err != nil {
+	err = fn(t)
+	if err == nil {
+		err = t.flush(ctx)
+	}
+	if err == nil {
+		err = t.failed
+	}
+	if err != nil {
 		_ = tx.Rollback()
 		return err
 	}
@@ -192,6 +206,29 @@ func (s *Store) once(ctx context.Context, fn func(*Tx) error) (err error) {
 		return err
 	}
 	return s.failAt(PointCommitted)
+}
+
+// begin begins a transaction; end gives its connection back.
+func (s *Store) begin(ctx context.Context) (t *Tx, end func(), err error) {
+	if !s.d.putsOff {
+		tx, err := s.write.BeginTx(ctx, nil)
+		return &Tx{s: s, tx: tx, db: s.write}, func() {}, err
+	}
+	const most = 4 // connections that have broken while they were idle
+	for try := 1; ; try++ {
+		conn, err := s.write.Conn(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		tx, err := conn.BeginTx(ctx, nil)
+		if err == nil {
+			return &Tx{s: s, tx: tx, db: s.write, conn: conn}, func() { _ = conn.Close() }, nil
+		}
+		_ = conn.Close()
+		if try == most || !errors.Is(err, driver.ErrBadConn) {
+			return nil, nil, err
+		}
+	}
 }
 
 func (s *Store) failAt(p Point) error {
@@ -271,6 +308,9 @@ func (t *Tx) exec(ctx context.Context, name string, args ...any) (int64, error) 
 	if t.tx == nil {
 		return 0, fmt.Errorf("store: %s writes outside a transaction", name)
 	}
+	if err := t.flush(ctx); err != nil {
+		return 0, err
+	}
 	var res sql.Result
 	var err error
 	if t.s.d.cachesText {
@@ -292,6 +332,9 @@ type scanner interface{ Scan(dest ...any) error }
 
 // query runs a statement and scans each row.
 func query[T any](ctx context.Context, t *Tx, name string, scan func(scanner, *T) error, args ...any) ([]T, error) {
+	if len(t.pending) > 0 {
+		return queryBehind(ctx, t, name, scan, args)
+	}
 	var rows *sql.Rows
 	var err error
 	switch {

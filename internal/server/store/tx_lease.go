@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -10,6 +11,9 @@ import (
 
 // LockLeases locks and returns the live leases of jobs, in order.
 func (t *Tx) LockLeases(ctx context.Context, jobs []ci.JobID) ([]Lease, error) {
+	if len(jobs) == 0 {
+		return nil, nil
+	}
 	return query(ctx, t, "LeasesLock", scanLease, keys(jobs))
 }
 
@@ -50,10 +54,10 @@ func (t *Tx) RenewLeases(ctx context.Context, rs []ci.LeaseRef, now, expiresUS i
 	return out, err
 }
 
-// FenceLeases ends leases for their holders and returns the jobs whose lease was
-// current: it is the fence of a completion.
-func (t *Tx) FenceLeases(ctx context.Context, rs []ci.LeaseRef, now int64) ([]string, error) {
-	return query(ctx, t, "LeasesFence", scanString, refs(rs, nil), now)
+// FenceLeases ends leases for their holders: it is the fence of a completion. One
+// that is not current fails the transaction.
+func (t *Tx) FenceLeases(ctx context.Context, rs []ci.LeaseRef, now int64) error {
+	return t.later(ctx, "LeasesFence", len(rs), "leases", refs(rs, nil), now)
 }
 
 // EndLeases ends leases against their holders (expiry, fencing).
@@ -83,14 +87,11 @@ func (t *Tx) InsertAttempts(ctx context.Context, as []NewAttempt, now, expiresUS
 		}
 	}
 	set := object(m)
-	if _, err := t.exec(ctx, "AttemptsInsert", set, now); err != nil {
-		return err
-	}
-	if _, err := t.exec(ctx, "LeasesInsert", set, expiresUS); err != nil {
-		return err
-	}
-	_, err := t.exec(ctx, "OccupancyInsert", set, now)
-	return err
+	return errors.Join(
+		t.later(ctx, "AttemptsInsert", len(as), "attempts", set, now),
+		t.later(ctx, "LeasesInsert", len(as), "leases", set, expiresUS),
+		t.later(ctx, "OccupancyInsert", len(as), "slots", set, now),
+	)
 }
 
 // CancelLeases asks the holders to stop and returns their sessions.
@@ -100,8 +101,7 @@ func (t *Tx) CancelLeases(ctx context.Context, jobs []ci.JobID) ([]ci.SessionID,
 
 // SetDeadlines sets the server's own limit on executing attempts.
 func (t *Tx) SetDeadlines(ctx context.Context, rs []ci.LeaseRef, deadlineUS []int64, now int64) error {
-	_, err := t.exec(ctx, "LeasesDeadline", refs(rs, func(i int, f map[string]any) { f["d"] = deadlineUS[i] }), now)
-	return err
+	return t.later(ctx, "LeasesDeadline", -1, "leases", refs(rs, func(i int, f map[string]any) { f["d"] = deadlineUS[i] }), now)
 }
 
 // ExpiredLeases returns leases that have run out, or are past the server's limit.
@@ -204,12 +204,10 @@ func (t *Tx) AttemptsOfJob(ctx context.Context, job ci.JobID) ([]Attempt, error)
 // SetPhases records phases of attempts whose lease is current.
 func (t *Tx) SetPhases(ctx context.Context, rs []ci.LeaseRef, phases []ci.Phase, now int64) error {
 	set := refs(rs, func(i int, f map[string]any) { f["p"] = phases[i] })
-	n, err := t.exec(ctx, "AttemptsPhase", set, now)
-	if err := changed(n, len(rs), "attempts", err); err != nil {
+	if err := t.later(ctx, "AttemptsPhase", len(rs), "attempts", set, now); err != nil {
 		return err
 	}
-	n, err = t.exec(ctx, "JobsPhase", set, now)
-	return changed(n, len(rs), "jobs", err)
+	return t.later(ctx, "JobsPhase", len(rs), "jobs", set, now)
 }
 
 // EndAttempts writes how attempts ended; one that is finished is not touched.
@@ -222,8 +220,7 @@ func (t *Tx) EndAttempts(ctx context.Context, as []Attempt) error {
 			"end_request": a.EndRequest, "end_digest": a.EndDigest, "end_answer": a.EndAnswer, "ended_us": a.EndedUS,
 		}
 	}
-	n, err := t.exec(ctx, "AttemptsEnd", object(m))
-	return changed(n, len(as), "attempts", err)
+	return t.later(ctx, "AttemptsEnd", len(as), "attempts", object(m))
 }
 
 // SetEvidence records how termination of an ended attempt was proven.
@@ -280,8 +277,7 @@ func (t *Tx) UpsertSteps(ctx context.Context, steps []StepOf, now int64) error {
 			"c": s.Conclusion, "r": s.Reason, "x": s.ExitCode, "sg": s.Signal, "d": s.DurationUS,
 		}
 	}
-	_, err := t.exec(ctx, "StepsUpsert", refs(rs, nil), now, object(m))
-	return err
+	return t.later(ctx, "StepsUpsert", -1, "steps", refs(rs, nil), now, object(m))
 }
 
 // Steps returns the step records of an attempt.
@@ -292,8 +288,8 @@ func (t *Tx) Steps(ctx context.Context, k AttemptKey) ([]Step, error) {
 func scanAttemptKey(r scanner, v *AttemptKey) error { return r.Scan(&v.Job, &v.Epoch) }
 
 // ReleaseOccupancy frees the slots of attempts that are proven to have ended.
-func (t *Tx) ReleaseOccupancy(ctx context.Context, ks []AttemptKey) ([]AttemptKey, error) {
-	return query(ctx, t, "OccupancyRelease", scanAttemptKey, attemptKeys(ks))
+func (t *Tx) ReleaseOccupancy(ctx context.Context, ks []AttemptKey) error {
+	return t.later(ctx, "OccupancyRelease", -1, "slots", attemptKeys(ks))
 }
 
 // ReleaseOwnOccupancy is ReleaseOccupancy for attempts of one runner only.

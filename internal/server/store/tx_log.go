@@ -222,16 +222,20 @@ func (t *Tx) AppendLogs(ctx context.Context, rs []ci.LeaseRef, logs, made []Log,
 		}
 		held++
 	}
-	n, err := t.exec(ctx, "LogExtentsInsert", set, now, object(m), segment)
-	if err == nil && n != int64(len(es)) && len(made) > 0 {
-		err = ErrSerialization // a lease has run out since the caller looked
+	var err error
+	if len(made) == 0 {
+		err = t.later(ctx, "LogExtentsInsert", len(es), "log extents", set, now, object(m), segment)
+	} else {
+		var n int64
+		if n, err = t.exec(ctx, "LogExtentsInsert", set, now, object(m), segment); err == nil && n != int64(len(es)) {
+			err = ErrSerialization // a lease has run out since the caller looked
+		}
 	}
-	if err := changed(n, len(es), "log extents", err); err != nil {
+	if err != nil {
 		return err
 	}
 	if len(logs) > 0 {
-		n, err = t.exec(ctx, "LogsAdvance", set, now, positions(logs))
-		if err := changed(n, len(logs), "logs", err); err != nil {
+		if err := t.later(ctx, "LogsAdvance", len(logs), "logs", set, now, positions(logs)); err != nil {
 			return err
 		}
 	}
@@ -262,8 +266,7 @@ func (t *Tx) insertObjects(ctx context.Context, objects []LogObject, refs map[st
 	for _, o := range objects {
 		m[o.Key] = map[string]any{"s": o.Size, "n": refs[o.Key]}
 	}
-	_, err := t.exec(ctx, "LogObjectsInsert", object(m), now)
-	return err
+	return t.later(ctx, "LogObjectsInsert", len(objects), "log objects", object(m), now)
 }
 
 // lengths renders lengths of streams as JSON.
@@ -300,8 +303,7 @@ func (t *Tx) EndLogs(ctx context.Context, ends []LogEnd, now int64) error {
 		}
 		m[string(e.Job)+"."+itoa(int(e.Epoch))] = map[string]any{"j": e.Job, "e": e.Epoch, "o": e.Org, "f": lengths(finals)}
 	}
-	_, err := t.exec(ctx, "LogsEnd", object(m), now)
-	return err
+	return t.later(ctx, "LogsEnd", -1, "logs", object(m), now)
 }
 
 // Log returns an organisation's log.
@@ -418,8 +420,7 @@ func (t *Tx) unrefObjects(ctx context.Context, refs map[string]int64) error {
 	for k, n := range refs {
 		m[k] = map[string]any{"n": n}
 	}
-	n, err := t.exec(ctx, "LogObjectsUnref", object(m))
-	return changed(n, len(refs), "log objects", err)
+	return t.later(ctx, "LogObjectsUnref", len(refs), "log objects", object(m))
 }
 
 // FreeLogObjects returns up to limit objects that nothing refers to and that are

@@ -21,8 +21,7 @@ func (t *Tx) InsertRuns(ctx context.Context, runs []Run, now int64) error {
 			"retry": r.RetryDefault, "priority": r.Priority, "jobs_left": r.JobsLeft,
 		}
 	}
-	_, err := t.exec(ctx, "RunsInsert", object(m), now)
-	return err
+	return t.later(ctx, "RunsInsert", len(runs), "runs", object(m), now)
 }
 
 // Run returns a run.
@@ -64,6 +63,9 @@ func (t *Tx) Runs(ctx context.Context, ids []ci.RunID) ([]Run, error) {
 
 // LockRuns locks and returns runs, in order.
 func (t *Tx) LockRuns(ctx context.Context, ids []ci.RunID) ([]Run, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
 	return query(ctx, t, "RunsLock", scanRun, keys(ids))
 }
 
@@ -81,8 +83,7 @@ func (t *Tx) UpdateRuns(ctx context.Context, runs []*Run) error {
 			"was_state": r.wasState, "was_cancel": r.wasCancel,
 		}
 	}
-	n, err := t.exec(ctx, "RunsUpdate", object(m))
-	if err := changed(n, len(runs), "runs", err); err != nil {
+	if err := t.later(ctx, "RunsUpdate", len(runs), "runs", object(m)); err != nil {
 		return err
 	}
 	for _, r := range runs {
@@ -102,8 +103,7 @@ func changed(n int64, want int, what string, err error) error {
 
 // StartRuns moves waiting runs to running.
 func (t *Tx) StartRuns(ctx context.Context, ids []ci.RunID, now int64) error {
-	_, err := t.exec(ctx, "RunsStarted", keys(ids), now)
-	return err
+	return t.later(ctx, "RunsStarted", -1, "runs", keys(ids), now)
 }
 
 // NewJob is a job to insert with its spec.
@@ -123,7 +123,7 @@ func (t *Tx) InsertJobs(ctx context.Context, jobs []NewJob, needs [][2]ci.JobID)
 			"finished": j.FinishedUS, "generation": j.Generation, "ready": j.ReadyUS,
 		}
 	}
-	if _, err := t.exec(ctx, "JobsInsert", object(m)); err != nil {
+	if err := t.later(ctx, "JobsInsert", len(jobs), "jobs", object(m)); err != nil {
 		return err
 	}
 	if len(needs) == 0 {
@@ -133,8 +133,7 @@ func (t *Tx) InsertJobs(ctx context.Context, jobs []NewJob, needs [][2]ci.JobID)
 	for i, p := range needs {
 		n[itoa(i)] = map[string]any{"n": p[0], "j": p[1]}
 	}
-	_, err := t.exec(ctx, "NeedsInsert", object(n))
-	return err
+	return t.later(ctx, "NeedsInsert", len(needs), "needs", object(n))
 }
 
 // Job returns a job.
@@ -188,8 +187,7 @@ func (t *Tx) UpdateJobs(ctx context.Context, jobs []*Job) error {
 			"was_state": j.wasState, "was_epoch": j.wasEpoch,
 		}
 	}
-	n, err := t.exec(ctx, "JobsUpdate", object(m))
-	if err := changed(n, len(jobs), "jobs", err); err != nil {
+	if err := t.later(ctx, "JobsUpdate", len(jobs), "jobs", object(m)); err != nil {
 		return err
 	}
 	for _, j := range jobs {
@@ -292,8 +290,7 @@ func (t *Tx) Enqueue(ctx context.Context, qs []NewQueued) error {
 			"generation": q.Generation, "open": open, "due": q.DueUS,
 		}
 	}
-	_, err := t.exec(ctx, "QueueInsert", object(m))
-	return err
+	return t.later(ctx, "QueueInsert", len(qs), "queue rows", object(m))
 }
 
 // OpenShapes returns the shapes of an offer that have a job of the tenant to claim.
@@ -307,9 +304,9 @@ func (t *Tx) LockHeads(ctx context.Context, shape string, org ci.OrgID, limit in
 	return query(ctx, t, "QueueHeads", scanQueued, shape, org, limit)
 }
 
-// TakeQueued removes jobs from the queue and returns those that were in it.
-func (t *Tx) TakeQueued(ctx context.Context, ids []ci.JobID) ([]string, error) {
-	return query(ctx, t, "QueueTake", scanString, keys(ids))
+// TakeQueued removes jobs from the queue that this transaction has locked.
+func (t *Tx) TakeQueued(ctx context.Context, ids []ci.JobID) error {
+	return t.later(ctx, "QueueTake", len(ids), "queue rows", keys(ids))
 }
 
 // TakeQueuedRun empties a run's part of the queue; it returns how many of its
@@ -347,8 +344,7 @@ func (t *Tx) NextDue(ctx context.Context, now int64) (int64, error) {
 
 // OpenQueued opens held jobs for claiming.
 func (t *Tx) OpenQueued(ctx context.Context, ids []ci.JobID) error {
-	n, err := t.exec(ctx, "QueueOpen", keys(ids))
-	return changed(n, len(ids), "queue rows", err)
+	return t.later(ctx, "QueueOpen", len(ids), "queue rows", keys(ids))
 }
 
 // CloseUnserved holds open jobs whose shape no live session serves; it returns

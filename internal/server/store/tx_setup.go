@@ -63,8 +63,7 @@ func (t *Tx) UpdateOrgs(ctx context.Context, orgs []Org) error {
 	for _, o := range orgs {
 		m[string(o.ID)] = map[string]any{"a": o.Admitted, "v": o.VFT, "s": o.AuditSeq, "h": o.AuditHash}
 	}
-	_, err := t.exec(ctx, "OrgsUpdate", object(m))
-	return err
+	return t.later(ctx, "OrgsUpdate", -1, "organisations", object(m))
 }
 
 // SetOrgLimits sets an organisation's weight and its limit of opened and running jobs.
@@ -220,8 +219,7 @@ func (t *Tx) InsertAudit(ctx context.Context, es []Audit) error {
 			"j": e.Job, "e": e.Epoch, "b": e.Object, "d": e.Detail, "h": e.Hash,
 		}
 	}
-	_, err := t.exec(ctx, "AuditInsert", object(m))
-	return err
+	return t.later(ctx, "AuditInsert", -1, "audit entries", object(m))
 }
 
 // AuditOfJob returns a job's entries in order.

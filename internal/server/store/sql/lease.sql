@@ -14,8 +14,8 @@ SELECT {{lease}}, /*now*/ FROM lease WHERE job_id IN (SELECT key FROM json_each(
 UPDATE lease SET expires_us = $3 WHERE {{lease_is_current}} RETURNING job_id, cancel;
 
 -- name: LeasesFence
--- Ends leases for their holders: what is not returned was not current.
-DELETE FROM lease WHERE {{lease_is_current}} RETURNING job_id;
+-- Ends leases for their holders: what is not deleted was not current.
+DELETE FROM lease WHERE {{lease_is_current}};
 
 -- name: LeasesEnd
 -- Ends leases against their holders (expiry, fencing): exact epochs only.
@@ -142,7 +142,7 @@ SELECT key, CAST(value->>'e' AS BIGINT), value->>'o', value->>'n', CAST($2 AS BI
 
 -- name: OccupancyRelease
 DELETE FROM occupancy WHERE (job_id, epoch) IN
-  (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1)) RETURNING job_id, epoch;
+  (SELECT value->>'j', CAST(value->>'e' AS BIGINT) FROM json_each($1));
 
 -- name: OccupancyReleaseOwn
 -- A runner reports ends of its own attempts only.

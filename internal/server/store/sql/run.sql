@@ -145,7 +145,7 @@ SELECT job_id, run_id, org_id, prio, vft, generation FROM queue
 WHERE org_id = $2 AND shape_id = $1 AND open = 1 ORDER BY prio, vft, job_id LIMIT $3 /*lock skip*/;
 
 -- name: QueueTake
-DELETE FROM queue WHERE job_id IN (SELECT key FROM json_each($1)) RETURNING job_id;
+DELETE FROM queue WHERE job_id IN (SELECT key FROM json_each($1));
 
 -- name: QueueTakeRun
 DELETE FROM queue WHERE run_id = $1 RETURNING job_id, open;
