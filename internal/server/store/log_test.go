@@ -115,6 +115,9 @@ func TestFirstBytesAndTheEndMeet(t *testing.T) {
 			if err := tx.EndLogs(ctx, []store.LogEnd{{Job: ref.Job, Epoch: ref.Epoch, Org: w.Org}}, w.Now()); err != nil {
 				return err
 			}
+			if _, err := tx.LockLogs(ctx, []ci.LeaseRef{ref}); err != nil { // what was put off is sent with it
+				return err
+			}
 			close(ended)
 			select {
 			case err := <-done: // it does not wait for the end
