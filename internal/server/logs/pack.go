@@ -28,10 +28,11 @@ type pack struct {
 
 // packs stores the archives of one round.
 type packs struct {
-	s       *Service
-	now     int64 // the database's time, by which objects are named
-	open    map[ci.OrgID]*pack
-	sealed  []store.Log // with their archives, which have been stored and verified
+	s    *Service
+	now  int64 // the database's time, by which objects are named
+	open map[ci.OrgID]*pack
+	// What has been stored and verified, and is not recorded yet.
+	sealed  []store.Log // with their archives
 	objects []store.LogObject
 }
 
@@ -62,11 +63,13 @@ func (p *packs) add(ctx context.Context, l store.Log, archive []byte) error {
 	return p.close(ctx, k)
 }
 
+// closeAll stores the packs that are open.
 func (p *packs) closeAll(ctx context.Context) error {
 	var failed error
 	for _, org := range slices.Sorted(maps.Keys(p.open)) {
 		failed = errors.Join(failed, p.close(ctx, p.open[org]))
 	}
+	clear(p.open)
 	return failed
 }
 

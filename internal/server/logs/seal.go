@@ -12,12 +12,16 @@ import (
 )
 
 const (
-	sealBatch = 256             // logs recorded in one transaction
+	sealBatch = 256             // logs in one round
 	sealPoll  = 2 * time.Second // how often to look for logs that ended elsewhere
 	sealGrace = 2 * time.Second // how long they are left to the node that ended them
 	// busySeal is from one round's start to the next while logs end at a rate: their
 	// archives share objects.
-	busySeal  = 500 * time.Millisecond
+	busySeal = 500 * time.Millisecond
+	// sealBytes is how many bytes of logs a round rewrites before it records what it has
+	// done: a small log does not wait for many large ones, and the end of the node
+	// costs little of its work.
+	sealBytes = 16 << 20
 	archiving = 30 * time.Minute // of one archive
 	// archiveOrphan is the age at which an archive that no log names is deleted;
 	// far above archiving, and a seal that took longer is refused.
@@ -62,16 +66,30 @@ func (s *Service) SealEnded(ctx context.Context) (int, error) {
 	}
 	ps := packs{s: s, now: now, open: map[ci.OrgID]*pack{}}
 	var failed error
-	for _, l := range due {
+	n, bytes := 0, int64(0)
+	for i, l := range due {
 		if err := s.archive(ctx, l, extents, &ps); err != nil {
 			failed = errors.Join(failed, err)
 		}
+		if bytes += l.Bytes; bytes < sealBytes && i < len(due)-1 {
+			continue
+		}
+		bytes = 0
+		done, err := s.finish(ctx, &ps)
+		n, failed = n+done, errors.Join(failed, err)
 	}
-	failed = errors.Join(failed, ps.closeAll(ctx))
-	if len(ps.sealed) == 0 {
+	return n, failed
+}
+
+// finish stores the packs that are open and records all that has been stored.
+func (s *Service) finish(ctx context.Context, ps *packs) (int, error) {
+	failed := ps.closeAll(ctx)
+	sealed, objects := ps.sealed, ps.objects
+	ps.sealed, ps.objects = nil, nil
+	if len(sealed) == 0 {
 		return 0, failed
 	}
-	return len(ps.sealed), errors.Join(failed, s.record(ctx, ps.sealed, ps.objects, now))
+	return len(sealed), errors.Join(failed, s.record(ctx, sealed, objects, ps.now))
 }
 
 // dueLogs returns logs that are to be sealed now, and the database's time.

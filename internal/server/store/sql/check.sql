@@ -78,3 +78,24 @@ SELECT 'binding of ' || b.job_id || ' ' || b.name || ' names an artifact of a lo
 -- name: CheckStartedAfterNeeds
 SELECT 'job ' || j.id || ' started before ' || d.id || ' finished' FROM job j JOIN job_need n ON n.job_id = j.id
   JOIN job d ON d.id = n.need_id WHERE j.state IN ('ready', 'running', 'cancelling') AND d.state <> 'finished';
+
+-- name: CheckLogObjects
+SELECT 'log object ' || x.k || ' counts ' || SUM(x.refs) || ' references, has ' || SUM(x.n) FROM (
+  SELECT key AS k, refs, 0 AS n FROM log_object
+  UNION ALL SELECT segment, 0, 1 FROM log_extent
+  UNION ALL SELECT archive_key, 0, 1 FROM log WHERE archive_key <> '') x
+GROUP BY x.k HAVING SUM(x.refs) <> SUM(x.n);
+
+-- name: CheckLogExtents
+SELECT 'log of attempt ' || x.epoch || ' of job ' || x.job_id || ' counts ' || SUM(x.extents) || ' extents, has ' || SUM(x.n) FROM (
+  SELECT job_id, epoch, extents, 0 AS n FROM log
+  UNION ALL SELECT job_id, epoch, 0, 1 FROM log_extent) x
+GROUP BY x.job_id, x.epoch HAVING SUM(x.extents) <> SUM(x.n);
+
+-- name: CheckLogReleased
+SELECT 'log of attempt ' || epoch || ' of job ' || job_id || ' is ' || state || ' with ' || extents || ' extents'
+FROM log WHERE (state IN ('sealed', 'expired') AND extents > 0) <> (releasing = 1);
+
+-- name: CheckOpenLogHasLease
+SELECT 'log of attempt ' || epoch || ' of job ' || job_id || ' is open and has no lease' FROM log
+WHERE state = 'open' AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.job_id = log.job_id AND l.epoch = log.epoch);

@@ -111,6 +111,9 @@ func (w *World) Now() int64 { return w.now.Load() }
 // Advance moves the database's time.
 func (w *World) Advance(d time.Duration) { w.now.Add(d.Microseconds()) }
 
+// Fail asks f at each point of each transaction from now on.
+func (w *World) Fail(f func(store.Point) error) { w.fault.Store(&f) }
+
 // FailOnce makes the next transaction that comes to a point fail there. It
 // returns whether one has.
 func (w *World) FailOnce(at store.Point) (failed func() bool) {
@@ -121,7 +124,7 @@ func (w *World) FailOnce(at store.Point) (failed func() bool) {
 		}
 		return nil
 	}
-	w.fault.Store(&f)
+	w.Fail(f)
 	return done.Load
 }
 
