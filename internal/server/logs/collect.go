@@ -16,8 +16,9 @@ import (
 const (
 	collectEvery = 10 * time.Minute
 	collectBatch = 500
-	// freeAge is how long an object stays behind its last reference, for readers
-	// whose picture of the log is older.
+	// freeAge is how old an object is at least when it goes because nothing refers to
+	// it: a log that ends soon after it began keeps its segments for the readers who
+	// have just found them. Others look again (walk.next).
 	freeAge = 10 * time.Minute
 	// roundBatches is how many batches of the round through everything one collection
 	// takes: 10,000 objects, and 1.4 million in a day.

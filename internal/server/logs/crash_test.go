@@ -281,6 +281,40 @@ func TestPacksOfAnySizeHoldWhatWasWritten(t *testing.T) {
 	})
 }
 
+// A log of which all was dropped under limits has extents and no bytes: it is sealed
+// with its mark, among others, and what never had an object is collected, too.
+func TestALogThatWasDroppedWholeIsSealedAndGoes(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		w.stop()
+		w.svc = logs.New(w.cfg)
+		ref := w.job()
+		var wr writer
+		w.append(ref, wr.dropped(0, protocol.Stdout, 1000), wr.dropped(0, protocol.Stderr, 10))
+		w.end(ref)
+		w.ended([]string{"another\n"}, 1)
+		w.sealAll(w.svc)
+		w.books()
+		r, err := w.svc.Raw(t.Context(), w.viewer, query(ref))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := w.raw(query(ref)); got != "" || !r.Truncated || !r.Sealed {
+			t.Errorf("log %q, truncated %t, sealed %t", got, r.Truncated, r.Sealed)
+		}
+		r.Close()
+		if n := len(w.objects("logs/archives/")); n != 1 {
+			t.Errorf("%d objects", n)
+		}
+		w.Advance(100 * 24 * time.Hour)
+		w.collectAll(w.svc)
+		w.books()
+		if left := w.objects("logs/"); len(left) != 0 {
+			t.Errorf("%d objects are left when all has expired", len(left))
+		}
+	})
+}
+
 // A round that has much to rewrite records what it has done on the way: a log does
 // not wait for all others, and the end of the node does not cost all of it.
 func TestARoundOfLargeLogsIsRecordedInParts(t *testing.T) {
