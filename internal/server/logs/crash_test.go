@@ -14,6 +14,7 @@ import (
 	"forgeci/internal/protocol"
 	"forgeci/internal/server/logs"
 	"forgeci/internal/server/store"
+	"forgeci/internal/server/store/storetest"
 )
 
 // books tells what the database says of logs that contradicts itself: references
@@ -352,4 +353,35 @@ func TestARoundOfLargeLogsIsRecordedInParts(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Logs whose bytes the store does not give back, however many, keep no other waiting.
+func TestManyLogsThatAreNotGivenBackKeepNoOtherWaiting(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, storetest.SQLite(t), logs.Config{})
+	w.stop()
+	w.svc = logs.New(w.cfg)
+	w.ended(slices.Repeat([]string{"lost\n"}, 258), 1)
+	lost := map[string]bool{}
+	for _, key := range w.objects("logs/segments/") {
+		lost[key] = true
+	}
+	w.blob.on(nil, func(key string) error {
+		if lost[key] {
+			return ci.Errorf(ci.ErrNotFound, "no object %s", key)
+		}
+		return nil
+	})
+	w.Advance(time.Minute)
+	refs, _ := w.ended([]string{"kept\n"}, 1)
+	w.Advance(time.Minute)
+	w.svc = logs.New(w.cfg) // nothing is in its memory
+	for range 2 {
+		if _, err := w.svc.SealEnded(t.Context()); err == nil {
+			t.Fatal("what is lost was sealed")
+		}
+	}
+	if l := w.row(refs[0]); l.State != store.LogSealed {
+		t.Errorf("the log that can be sealed is %s", l.State)
+	}
 }

@@ -92,9 +92,12 @@ func (s *Service) finish(ctx context.Context, ps *packs) (int, error) {
 	return len(sealed), errors.Join(failed, s.record(ctx, sealed, objects, ps.now))
 }
 
-// dueLogs returns logs that are to be sealed now, and the database's time.
+// dueLogs returns logs that are to be sealed now, and the database's time. Those whose
+// bytes were not given back come last, and there are few of them while others are due.
 func (s *Service) dueLogs(ctx context.Context) (due []store.Log, now int64, err error) {
-	const look = 2 * sealBatch
+	s.mu.Lock()
+	look := 2*sealBatch + len(s.doubted)
+	s.mu.Unlock()
 	var logs []store.Log
 	err = s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
 		if now, err = tx.Now(ctx); err != nil {
@@ -109,20 +112,24 @@ func (s *Service) dueLogs(ctx context.Context) (due []store.Log, now int64, err 
 	if len(logs) < look {
 		s.undoubtAllBut(logs)
 	}
+	var again []store.Log
 	for _, l := range logs {
 		s.mu.Lock()
-		hinted := s.hinted[l.Key()]
+		hinted, doubted := s.hinted[l.Key()], s.doubted[l.Key()].times > 0
 		delete(s.hinted, l.Key())
 		s.mu.Unlock()
 		switch {
 		case !hinted && now-l.EndedUS < sealGrace.Microseconds():
+		case doubted:
+			again = append(again, l)
 		case len(due) < sealBatch:
 			due = append(due, l)
 		case hinted:
 			s.hint(l.Key())
 		}
 	}
-	return due, now, nil
+	most := max(sealBatch-len(due), sealBatch/8)
+	return append(due, again[:min(most, len(again))]...), now, nil
 }
 
 // fewExtents returns the extents of those logs that have few, read at once.
