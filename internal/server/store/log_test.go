@@ -148,3 +148,46 @@ func TestFirstBytesAndTheEndMeet(t *testing.T) {
 		}
 	}
 }
+
+// The end of many attempts at once meets first bytes of one and further bytes of
+// another: one waits for the other, and neither has to be run again.
+func TestTheEndOfLogsAndFirstBytesMakeNoDeadlock(t *testing.T) {
+	t.Parallel()
+	w := storetest.New(t, testkit.Postgres(t))
+	ctx := t.Context()
+	_, jobs := w.Run(ci.JobSpec{}, ci.JobSpec{})
+	silent, spoke := w.Claim(jobs[0]), w.Claim(jobs[1])
+	begin := func(tx *store.Tx, ref ci.LeaseRef) error {
+		l, e := firstBytes(ref, w.Org)
+		return tx.AppendLogs(ctx, []ci.LeaseRef{ref}, nil, []store.Log{l}, []store.LogExtent{e}, "segment-"+string(ref.Job), 2, w.Now())
+	}
+	w.Write(func(_ context.Context, tx *store.Tx) error { return begin(tx, spoke) })
+	locked, ends := make(chan struct{}), make(chan struct{})
+	appends, done := 0, make(chan error, 1)
+	go func() {
+		done <- w.Store.Write(ctx, func(tx *store.Tx) error {
+			if _, err := tx.LockLogs(ctx, []ci.LeaseRef{silent, spoke}); err != nil {
+				return err
+			}
+			if appends++; appends == 1 {
+				close(locked)
+				<-ends
+				<-time.After(50 * time.Millisecond) // the end waits by now
+			}
+			return begin(tx, silent)
+		})
+	}()
+	<-locked
+	tries := 0
+	w.Write(func(_ context.Context, tx *store.Tx) error {
+		if tries++; tries == 1 {
+			close(ends)
+		}
+		return tx.EndLogs(ctx, []store.LogEnd{
+			{Job: silent.Job, Epoch: silent.Epoch, Org: w.Org}, {Job: spoke.Job, Epoch: spoke.Epoch, Org: w.Org},
+		}, w.Now())
+	})
+	if err := <-done; err != nil || appends != 1 || tries != 1 {
+		t.Errorf("the bytes were tried %d times, the end %d times: %v", appends, tries, err)
+	}
+}

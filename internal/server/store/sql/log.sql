@@ -55,9 +55,13 @@ INSERT INTO log_object (key, size, refs, created_us)
 SELECT key, CAST(value->>'s' AS BIGINT), CAST(value->>'n' AS BIGINT), CAST($2 AS BIGINT) FROM json_each($1) WHERE true;
 
 -- name: LogsEnd
--- Nothing is appended any more; the first end counts.
+-- Nothing is appended any more; the first end counts. Rows that are there come first,
+-- as they do for those who append (LogsLock, LogsInsert): else each waits for the other.
 INSERT INTO log (job_id, epoch, org_id, state, finals, ended_us)
-SELECT value->>'j', CAST(value->>'e' AS BIGINT), value->>'o', 'ended', value->>'f', CAST($2 AS BIGINT) FROM json_each($1) WHERE true
+SELECT x.job_id, x.epoch, x.org_id, 'ended', x.finals, CAST($2 AS BIGINT)
+FROM (SELECT value->>'j' AS job_id, CAST(value->>'e' AS BIGINT) AS epoch, value->>'o' AS org_id, value->>'f' AS finals FROM json_each($1)) x
+  LEFT JOIN log l ON l.job_id = x.job_id AND l.epoch = x.epoch
+WHERE true ORDER BY l.job_id, l.epoch, x.job_id, x.epoch
 ON CONFLICT (job_id, epoch) DO UPDATE SET state = 'ended', finals = excluded.finals, ended_us = excluded.ended_us
 WHERE log.state = 'open';
 
