@@ -128,7 +128,7 @@ func (e *Engine) shiftClock(ctx context.Context, jump *clockJump) error {
 		}
 		forward := int64(0)
 		if rest > 0 { // more, by what a clock that was slow, too, may have hidden of the jump
-			forward = rest + jump.since.Microseconds()
+			forward = max(rest, jump.delta) + jump.since.Microseconds() // others may have repaired something else
 		}
 		if moved, err = tx.ShiftLeases(ctx, forward, now, e.ttlUS()); err != nil {
 			return err
