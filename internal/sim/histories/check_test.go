@@ -44,6 +44,7 @@ func (m *made) add(in input, out output) {
 // during appends a call with its beginning and end.
 func (m *made) during(call, ret int64, in input, out output) {
 	in.low, out.high = m.now, max(out.high, m.now)
+	in.call, out.ret = call, ret
 	m.ops = append(m.ops, porcupine.Operation{ClientId: in.runner, Input: in, Output: out, Call: call, Return: ret})
 }
 
@@ -157,6 +158,23 @@ func TestTheCheckRefusesWhatCannotBe(t *testing.T) {
 				m.expires(ref)
 			}
 			m.add(input{kind: doSweep}, output{})
+		},
+		// A sweep looks once: what a claim stores behind that look it may leave, what was
+		// answered before it began it may not.
+		"a lease that ran out and was known is left by a sweep": func(m *made, broken bool) {
+			a, n := m.claims(0, "a", 1), int64(len(m.ops))*10
+			before, b := m.now, m.ref("b", 1, 1)
+			later := before + ttlUS
+			answered := n + 3
+			if broken {
+				answered = n + 1
+			}
+			m.during(n, answered, m.claimOf(1, "b", 1), output{ref: &b, at: before, high: later})
+			m.now = later
+			m.during(n+2, n+6, input{kind: doSweep}, output{})
+			m.during(n+4, n+5, input{kind: doPhase, ref: a, phase: ci.PhasePreparing}, output{err: ci.ErrLeaseLost, reject: ci.RejectExpired})
+			m.during(n+4, n+8, input{kind: doExpire, ref: a, result: protocol.Complete{Reason: ci.ReasonRunnerLost}}, output{at: later})
+			m.during(n+9, n+10, input{kind: doPhase, runner: 1, ref: b, phase: ci.PhasePreparing}, output{err: ci.ErrLeaseLost, reject: ci.RejectExpired})
 		},
 		"a late attempt is tried again before its backoff is over": func(m *made, broken bool) {
 			ref := m.claims(0, "a", 1)

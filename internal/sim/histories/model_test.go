@@ -55,6 +55,8 @@ type lease struct {
 	expires  span
 	deadline span // hi 0: none
 	cancel   bool
+	known    int64 // when its claim was answered
+	limited  int64 // when the phase was that set its deadline
 }
 
 type job struct {

@@ -176,6 +176,7 @@ func (h *history) events(f facts) []porcupine.Operation {
 			}
 		}
 		h.stamp(f, &o)
+		o.in.call, o.out.ret = o.call, o.ret
 		all = append(all, porcupine.Operation{ClientId: o.client, Input: o.in, Call: o.call, Output: o.out, Return: o.ret})
 	}
 	for key, a := range f.ended {

@@ -34,6 +34,7 @@ const (
 type input struct {
 	kind    kind
 	low     int64
+	call    int64 // when it was made, in the order of the history
 	runner  int
 	session ci.SessionID // of open: the one before
 	request string
@@ -49,6 +50,7 @@ type input struct {
 type output struct {
 	unknown bool // the caller never learned it
 	high    int64
+	ret     int64 // when it came, in the order of the history
 	err     ci.Kind
 	reject  ci.Reject
 	ref     *ci.LeaseRef
@@ -304,7 +306,7 @@ func (t *turn) claim() bool {
 		return false
 	}
 	j.state, j.phase, j.epoch, j.reported, j.last = ci.StateRunning, ci.PhaseClaimed, ref.Epoch, false, at.lo
-	j.held, j.lease = true, lease{ref: ref, runner: t.in.runner, expires: span{at.lo + ttlUS, at.hi + ttlUS}}
+	j.held, j.lease = true, lease{ref: ref, runner: t.in.runner, expires: span{at.lo + ttlUS, at.hi + ttlUS}, known: t.out.ret}
 	if r.state == ci.StateWaiting {
 		r.state = ci.StateRunning
 	}
@@ -364,7 +366,7 @@ func (t *turn) setPhase() bool {
 		if t.in.phase == ci.PhaseFinalising { // uploads have an hour at least
 			limit = (time.Hour + grace + ttl).Microseconds()
 		}
-		j.lease.deadline = span{at.lo + limit, at.hi + limit}
+		j.lease.deadline, j.lease.limited = span{at.lo + limit, at.hi + limit}, t.out.ret
 	}
 	j.phase = t.in.phase
 	return true
@@ -512,11 +514,16 @@ func (t *turn) expire() bool {
 	return true
 }
 
-// swept says that a sweep has ended: no lease is left that had run out before it.
+// swept says that a sweep has ended: no lease is left that had run out before it, of
+// those that were known when it began. It looks once, then ends what it has found: a
+// claim that was answered meanwhile may have stored its lease behind the look, by an
+// earlier time, and the next sweep finds that.
 func (t *turn) swept() bool {
 	for _, r := range t.runs {
 		for _, j := range r.jobs {
-			if j.held && (j.lease.expires.hi <= t.in.low || j.lease.deadline.hi != 0 && j.lease.deadline.hi <= t.in.low) {
+			over := j.lease.known < t.in.call && j.lease.expires.hi <= t.in.low
+			overdue := j.lease.limited < t.in.call && j.lease.deadline.hi != 0 && j.lease.deadline.hi <= t.in.low
+			if j.held && (over || overdue) {
 				return false
 			}
 		}
