@@ -75,14 +75,16 @@ func TestNoLogBeginsBehindTheEndOfItsLease(t *testing.T) {
 // the bytes or the bytes find the log ended; in no order is anything appended behind it.
 func TestFirstBytesAndTheEndMeet(t *testing.T) {
 	t.Parallel()
-	w := storetest.New(t, testkit.Postgres(t))
+	url := testkit.Postgres(t)
+	w := storetest.New(t, url)
 	_, jobs := w.Run(ci.JobSpec{}, ci.JobSpec{})
 	ctx := t.Context()
 	for i, commits := range []bool{true, false} {
 		ref := w.Claim(jobs[i])
-		ended, done := make(chan struct{}), make(chan error, 1)
+		ended, answered, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		undo := errors.New("undone")
 		go func() {
+			defer close(answered)
 			tries := 0
 			done <- w.Store.Write(ctx, func(tx *store.Tx) error {
 				if tries++; tries == 1 {
@@ -119,11 +121,11 @@ func TestFirstBytesAndTheEndMeet(t *testing.T) {
 				return err
 			}
 			close(ended)
+			testkit.AwaitLockWait(t, url, answered)
 			select {
-			case err := <-done: // it does not wait for the end
-				t.Errorf("the bytes were answered %v before the end was", err)
-				done <- err
-			case <-time.After(50 * time.Millisecond):
+			case <-answered:
+				t.Error("the bytes were answered before the end was")
+			default:
 			}
 			if !commits {
 				return undo
@@ -153,7 +155,8 @@ func TestFirstBytesAndTheEndMeet(t *testing.T) {
 // another: one waits for the other, and neither has to be run again.
 func TestTheEndOfLogsAndFirstBytesMakeNoDeadlock(t *testing.T) {
 	t.Parallel()
-	w := storetest.New(t, testkit.Postgres(t))
+	url := testkit.Postgres(t)
+	w := storetest.New(t, url)
 	ctx := t.Context()
 	_, jobs := w.Run(ci.JobSpec{}, ci.JobSpec{})
 	silent, spoke := w.Claim(jobs[0]), w.Claim(jobs[1])
@@ -162,7 +165,7 @@ func TestTheEndOfLogsAndFirstBytesMakeNoDeadlock(t *testing.T) {
 		return tx.AppendLogs(ctx, []ci.LeaseRef{ref}, nil, []store.Log{l}, []store.LogExtent{e}, "segment-"+string(ref.Job), 2, w.Now())
 	}
 	w.Write(func(_ context.Context, tx *store.Tx) error { return begin(tx, spoke) })
-	locked, ends := make(chan struct{}), make(chan struct{})
+	locked, ends, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	appends, done := 0, make(chan error, 1)
 	go func() {
 		done <- w.Store.Write(ctx, func(tx *store.Tx) error {
@@ -172,7 +175,7 @@ func TestTheEndOfLogsAndFirstBytesMakeNoDeadlock(t *testing.T) {
 			if appends++; appends == 1 {
 				close(locked)
 				<-ends
-				<-time.After(50 * time.Millisecond) // the end waits by now
+				testkit.AwaitLockWait(t, url, ended)
 			}
 			return begin(tx, silent)
 		})
@@ -187,6 +190,7 @@ func TestTheEndOfLogsAndFirstBytesMakeNoDeadlock(t *testing.T) {
 			{Job: silent.Job, Epoch: silent.Epoch, Org: w.Org}, {Job: spoke.Job, Epoch: spoke.Epoch, Org: w.Org},
 		}, w.Now())
 	})
+	close(ended)
 	if err := <-done; err != nil || appends != 1 || tries != 1 {
 		t.Errorf("the bytes were tried %d times, the end %d times: %v", appends, tries, err)
 	}
