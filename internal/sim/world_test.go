@@ -360,7 +360,11 @@ func (n *node) serve(f func()) (crashed bool) {
 	defer func() {
 		w.serving = was
 		if p := recover(); p != nil {
-			if _, ok := p.(crash); !ok {
+			was := p
+			if merged, ok := p.(*store.Panic); ok {
+				was = merged.Value
+			}
+			if _, ok := was.(crash); !ok {
 				panic(p)
 			}
 			crashed = true

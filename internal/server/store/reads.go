@@ -35,7 +35,17 @@ type round[K comparable, V any] struct {
 	answers map[K]V
 	errs    map[K]error // of questions that were asked alone
 	err     error       // of all others
+	// panicked is raised again in each who asks.
+	panicked *Panic
 }
+
+// Panic is what a merged read panicked with, raised again where it was asked for.
+type Panic struct {
+	Value any
+	Stack string
+}
+
+func (p *Panic) String() string { return fmt.Sprintf("%v\n%s", p.Value, p.Stack) }
 
 const (
 	// readPause is how long after a round of several questions the next one begins
@@ -64,6 +74,9 @@ func (r *Reads[K, V]) Get(ctx context.Context, key K) (v V, ok bool, err error) 
 	case <-ctx.Done():
 		r.leave(mine)
 		return v, false, ctx.Err()
+	}
+	if mine.panicked != nil {
+		panic(mine.panicked)
 	}
 	if err, alone := mine.errs[key]; alone && err != nil {
 		return v, false, err
@@ -110,8 +123,8 @@ func (r *Reads[K, V]) lead(ctx context.Context, mine *round[K, V]) {
 	pass := sync.OnceFunc(func() { <-r.turn })
 	mine.err = ci.Errorf(ci.ErrInternal, "a read was not finished") // unless it is, below
 	defer func() {
-		if p := recover(); p != nil { // the process is not one question's
-			mine.err = ci.Errorf(ci.ErrInternal, "a read was not finished").WithCause(fmt.Errorf("panic: %v\n%s", p, debug.Stack()))
+		if p := recover(); p != nil {
+			mine.panicked = &Panic{p, string(debug.Stack())}
 		}
 		pass()
 		close(mine.done)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -201,8 +202,8 @@ func TestWhoeverAsksMayGoAtAnyTime(t *testing.T) {
 	})
 }
 
-// A defect in a read is the answer to those who asked, and of no more.
-func TestAReadThatPanicsIsAnError(t *testing.T) {
+// A defect in a read is one of those who asked, and of no more.
+func TestAReadThatPanicsPanicsInThoseWhoAsked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := &asked{takes: time.Millisecond}
@@ -212,9 +213,15 @@ func TestAReadThatPanicsIsAnError(t *testing.T) {
 			}
 			return a.read(ctx, keys)
 		})
-		if _, _, err := r.Get(t.Context(), 100); ci.KindOf(err) != ci.ErrInternal {
+		func() {
+			defer func() {
+				if p, ok := recover().(*Panic); !ok || p.Value != "a defect" || !strings.Contains(p.Stack, "reads_test.go") {
+					t.Errorf("the panic is %v", p)
+				}
+			}()
+			_, _, err := r.Get(t.Context(), 100)
 			t.Errorf("answered %v", err)
-		}
+		}()
 		if v, _, err := r.Get(t.Context(), 1); err != nil || v != "answer 1" {
 			t.Errorf("behind it: %q %v", v, err)
 		}
