@@ -125,8 +125,11 @@ func (w *world) throughChain(p *testkit.Proxy, n int, at testkit.Moment, do, rec
 		})
 		if code := submit.Wait(w.t, patience); code == 0 {
 			id = ci.RunID(strings.TrimSpace(submit.Stdout()))
-		} else if try > 1 || !look() {
+		} else if try > 1 || n == 0 {
 			w.t.Fatalf("submit ended with %d", code)
+		} else {
+			// It may see the server go before do has returned.
+			w.until(patience, fmt.Sprintf("the reason why submit ended with %d", code), look)
 		}
 	}
 	w.until(patience, "the end of run "+string(id), func() bool {
