@@ -6,12 +6,14 @@ import (
 	"io"
 	mathrand "math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/testkit"
 )
@@ -156,8 +158,9 @@ func (w *world) askAllTheTime(sum *tally) (stop func()) {
 }
 
 // Runners are told to stop at any moment of a stream of jobs, and started again:
-// each finishes what it has, takes nothing new, and ends well; no job fails and
-// none is run twice.
+// each finishes what it has, hands over what it was given at that very moment and
+// has not begun (SPEC decision 9), and ends well; no job fails and none is run
+// twice.
 func TestChaos_R22_RunnersDrain(t *testing.T) {
 	t.Parallel()
 	sum := newTally(t, "R22-runner")
@@ -184,8 +187,15 @@ func TestChaos_R22_RunnersDrain(t *testing.T) {
 	for _, j := range run.JobList {
 		want[j.Name] = "success"
 		job := w.job(id, j.Name)
-		w.attempts(job, "success *")
-		if got := w.log(job.ID, 1, "stdout"); got != numbers(1, 20) {
+		handed := max(0, len(job.Attempt)-1)
+		w.attempts(job, append(slices.Repeat([]string{"aborted runner_shutdown"}, handed), "success *")...)
+		for _, a := range job.Attempt[:handed] {
+			if a.Phase != ci.PhaseClaimed || a.LogBytes != 0 {
+				t.Errorf("attempt %d of %s was handed over in phase %s with %d bytes of log", a.Epoch, j.Name, a.Phase, a.LogBytes)
+			}
+		}
+		sum.add("handed over", handed)
+		if got := w.log(job.ID, int64(handed+1), "stdout"); got != numbers(1, 20) {
 			t.Errorf("the log of %s: %q", j.Name, got)
 		}
 	}
