@@ -230,6 +230,11 @@ func (p *plant) ceiling(ctx context.Context, warm, measured time.Duration) (floa
 	if err := idle(ctx, warm); err != nil {
 		return 0, err
 	}
+	wait := p.w.profile(ctx, "control-plane-ceiling", measured)
+	statements, err := p.w.statements(ctx, "control-plane-ceiling")
+	if err != nil {
+		return 0, err
+	}
 	from, begun := p.completed.Load(), time.Now()
 	cpu, err := p.w.server.cpu()
 	if err != nil {
@@ -240,6 +245,8 @@ func (p *plant) ceiling(ctx context.Context, warm, measured time.Duration) (floa
 	}
 	took, n := time.Since(begun), p.completed.Load()-from
 	used, err := p.w.server.cpu()
+	err = errors.Join(err, statements())
+	wait()
 	p.w.b.logf("control_plane: at the ceiling the server used %.2f ms a job (load %s)", ms(used-cpu)/float64(n), load())
 	return float64(n) / took.Seconds(), err
 }
