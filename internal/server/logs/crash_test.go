@@ -1,9 +1,11 @@
 package logs_test
 
 import (
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -383,5 +385,62 @@ func TestManyLogsThatAreNotGivenBackKeepNoOtherWaiting(t *testing.T) {
 	}
 	if l := w.row(refs[0]); l.State != store.LogSealed {
 		t.Errorf("the log that can be sealed is %s", l.State)
+	}
+}
+
+// A log whose rows are not as they should be is not sealed, and not forgotten; it
+// keeps no other log from either, not even one that would share its object.
+func TestADamagedLogKeepsNoOtherWaiting(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "forgeci.db")
+	w := newWorld(t, storetest.New(t, "sqlite:"+file), logs.Config{})
+	w.stop()
+	w.svc = logs.New(w.cfg)
+	db, err := sql.Open("sqlite", "file:"+file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	forget := func(key string) {
+		if _, err := db.ExecContext(t.Context(), "DELETE FROM log_object WHERE key = ?", key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	damaged, _ := w.ended([]string{"damaged\n"}, 1)
+	for _, key := range w.objects("logs/segments/") {
+		forget(key)
+	}
+	w.Advance(time.Minute)
+	kept, _ := w.ended([]string{"kept\n", "kept\n"}, 1)
+	w.Advance(time.Minute)
+	for range 3 {
+		if n, err := w.svc.SealEnded(t.Context()); err == nil || n == 3 {
+			t.Fatalf("the damaged log was sealed: %d, %v", n, err)
+		}
+	}
+	for _, ref := range kept {
+		if l := w.row(ref); l.State != store.LogSealed {
+			t.Errorf("a log that can be sealed is %s", l.State)
+		}
+		if got := w.raw(query(ref)); got != "kept\n" {
+			t.Errorf("its text is %q", got)
+		}
+	}
+	if l := w.row(damaged[0]); l.State != store.LogEnded {
+		t.Errorf("the damaged log is %s", l.State)
+	}
+
+	// The same when their time is over: the object of one of two is not known.
+	w.Advance(time.Minute)
+	other, _ := w.ended([]string{"other\n"}, 1)
+	w.Advance(time.Minute)
+	_, _ = w.svc.SealEnded(t.Context())
+	forget(w.row(kept[0]).ArchiveKey)
+	w.Advance(1000 * 24 * time.Hour)
+	if err := w.svc.Collect(t.Context()); err == nil {
+		t.Error("nobody is told of the log whose object is not known")
+	}
+	if l := w.row(other[0]); l.State != store.LogExpired || l.ArchiveKey != "" {
+		t.Errorf("the log whose time is over is %s with archive %q", l.State, l.ArchiveKey)
 	}
 }

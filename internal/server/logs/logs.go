@@ -94,8 +94,8 @@ type Service struct {
 	queued   int64
 	running  bool // writers of Run take what is queued
 	stopped  bool
-	hinted   map[store.AttemptKey]bool   // ended on this node, to be sealed at once
-	doubted  map[store.AttemptKey]doubts // whose bytes are not given back
+	hinted   map[store.AttemptKey]bool  // ended on this node, to be sealed at once
+	doubted  map[store.AttemptKey]doubt // that could not be sealed for a reason of their own
 	views    map[store.AttemptKey]*view
 	clock    clock
 	searched [2]searched // segments and archives, for orphans
@@ -132,7 +132,7 @@ func New(cfg Config) *Service {
 	return &Service{
 		cfg: cfg, budget: newBudget(cfg.Memory), cache: newCache(cfg.Cache), codec: newCodec(),
 		loads: make(chan struct{}, 8), arrived: make(chan struct{}, 1), ended: make(chan struct{}, 1),
-		hinted: map[store.AttemptKey]bool{}, doubted: map[store.AttemptKey]doubts{}, views: map[store.AttemptKey]*view{},
+		hinted: map[store.AttemptKey]bool{}, doubted: map[store.AttemptKey]doubt{}, views: map[store.AttemptKey]*view{},
 	}
 }
 

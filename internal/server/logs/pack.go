@@ -89,6 +89,7 @@ func (p *packs) close(ctx context.Context, k *pack) error {
 			l.ArchiveKey = o.Key
 			if err := p.s.verifyPacked(l, back[l.ArchiveAt:l.ArchiveAt+l.ArchiveSize]); err != nil {
 				failed = errors.Join(failed, err)
+				p.s.doubt(err, false, l)
 				continue
 			}
 			good = append(good, l)

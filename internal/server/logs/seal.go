@@ -89,11 +89,41 @@ func (s *Service) finish(ctx context.Context, ps *packs) (int, error) {
 	if len(sealed) == 0 {
 		return 0, failed
 	}
-	return len(sealed), errors.Join(failed, s.record(ctx, sealed, objects, ps.now))
+	err := s.record(ctx, sealed, objects, ps.now)
+	if err == nil || passing(err) || ctx.Err() != nil {
+		return len(sealed), errors.Join(failed, err)
+	}
+	// The rows of one of them are not as they should be: it keeps no other waiting.
+	n := 0
+	for _, part := range byObject(sealed) {
+		held := slices.DeleteFunc(slices.Clone(objects), func(o store.LogObject) bool { return o.Key != part[0].ArchiveKey })
+		if err := s.record(ctx, part, held, ps.now); err != nil {
+			failed = errors.Join(failed, err)
+			s.doubt(err, false, part...)
+			continue
+		}
+		n += len(part)
+	}
+	return n, failed
 }
 
-// dueLogs returns logs that are to be sealed now, and the database's time. Those whose
-// bytes were not given back come last, and there are few of them while others are due.
+// byObject parts logs by the object that their archives are in. Those without one
+// are alone.
+func byObject(logs []store.Log) (parts [][]store.Log) {
+	at := map[string]int{}
+	for _, l := range logs {
+		i, ok := at[l.ArchiveKey]
+		if !ok || l.ArchiveKey == "" {
+			i, parts = len(parts), append(parts, nil)
+			at[l.ArchiveKey] = i
+		}
+		parts[i] = append(parts[i], l)
+	}
+	return parts
+}
+
+// dueLogs returns logs that are to be sealed now, and the database's time. Those in
+// doubt come last, and there are few of them while others are due.
 func (s *Service) dueLogs(ctx context.Context) (due []store.Log, now int64, err error) {
 	s.mu.Lock()
 	look := 2*sealBatch + len(s.doubted)
@@ -115,7 +145,8 @@ func (s *Service) dueLogs(ctx context.Context) (due []store.Log, now int64, err 
 	var again []store.Log
 	for _, l := range logs {
 		s.mu.Lock()
-		hinted, doubted := s.hinted[l.Key()], s.doubted[l.Key()].times > 0
+		hinted := s.hinted[l.Key()]
+		_, doubted := s.doubted[l.Key()]
 		delete(s.hinted, l.Key())
 		s.mu.Unlock()
 		switch {
@@ -211,6 +242,14 @@ func (s *Service) release(ctx context.Context, keys []store.AttemptKey) error {
 			n, err = tx.ReleaseExtents(ctx, keys, releaseBatch)
 			return err
 		})
+		if err != nil && len(keys) > 1 && !passing(err) && ctx.Err() == nil {
+			// The rows of one of them are not as they should be: it keeps no other waiting.
+			err = nil
+			for _, k := range keys {
+				err = errors.Join(err, s.release(ctx, []store.AttemptKey{k}))
+			}
+			return err
+		}
 		if err != nil || n < releaseBatch {
 			return err
 		}
@@ -249,17 +288,15 @@ func (s *Service) archive(ctx context.Context, l store.Log, known map[store.Atte
 	defer out.close()
 	a := &archiver{codec: s.codec, out: out}
 	sealed, err := s.rewrite(ctx, lay, a, s.givesUp(l.Key()))
-	if notBack(err) {
-		s.doubt(l.Key())
-	}
 	if err != nil {
+		s.doubt(err, notBack(err), l)
 		return err
 	}
 	if l.IndexSize, l.IndexDigest, err = a.close(); err != nil {
 		return err
 	}
 	l.Lines, l.Gap, l.ArchiveSize = sealed.lines, sealed.gap, out.size
-	if out.size <= packedMost {
+	if out.size <= packedMost && !s.doubts(l.Key()) {
 		return ps.add(ctx, l, out.mem)
 	}
 	l.ArchiveKey = ps.key()
@@ -267,6 +304,7 @@ func (s *Service) archive(ctx context.Context, l store.Log, known map[store.Atte
 		return err
 	}
 	if err := s.verify(ctx, l); err != nil {
+		s.doubt(err, false, l)
 		return errors.Join(err, s.cfg.Blob.Delete(ctx, l.ArchiveKey))
 	}
 	ps.stored(store.LogObject{Key: l.ArchiveKey, Size: out.size}, l)
@@ -329,22 +367,43 @@ func (s *Service) rewrite(ctx context.Context, lay *layout, a *archiver, giveUp 
 // notBack reports whether the object store does not have what it was given.
 func notBack(err error) bool { return errors.Is(err, ci.ErrNotFound) || errors.Is(err, ci.ErrDigest) }
 
-// doubts counts how often a log's bytes were not given back, and since when.
-type doubts struct {
-	since time.Duration // on the monotonic clock
-	times int
+// passing reports whether an error says nothing about the log that met it.
+func passing(err error) bool {
+	return errors.Is(err, ci.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// doubt notes that bytes of an ended log were not given back.
-func (s *Service) doubt(k store.AttemptKey) {
+// doubt is what is known about an ended log that could not be sealed.
+type doubt struct {
+	since time.Duration // on the monotonic clock
+	times int           // how often its bytes were not given back
+}
+
+// doubt notes that ended logs could not be sealed, if that is for a reason of their
+// own, and whether it is because their bytes were not given back.
+func (s *Service) doubt(why error, lost bool, logs ...store.Log) {
+	if passing(why) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := s.doubted[k]
-	if d.times == 0 {
-		d.since = s.cfg.Monotonic()
+	for _, l := range logs {
+		d := s.doubted[l.Key()]
+		if lost {
+			if d.times == 0 {
+				d.since = s.cfg.Monotonic()
+			}
+			d.times++
+		}
+		s.doubted[l.Key()] = d
 	}
-	d.times++
-	s.doubted[k] = d
+}
+
+// doubts reports whether a log is in doubt: it shares no object with others.
+func (s *Service) doubts(k store.AttemptKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.doubted[k]
+	return ok
 }
 
 // undoubtAllBut forgets the doubts about all but the logs that are not sealed yet.
