@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -24,8 +25,11 @@ func (a *app) cancelCommand() *cobra.Command {
 		Long: `Cancel a run.
 
 The run is cancelling until every runner has proved that its processes have
-ended. With --wait the command blocks until then and exits with 3; a run that
-finished otherwise before the request arrived keeps its own result and code.`,
+ended. A run that has finished otherwise stays as it is, and the command exits
+with 4.
+
+With --wait the command blocks until the run has finished and exits with 3; a run
+that finished otherwise before the request arrived keeps its own result and code.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.cancel(cmd.Context(), &cfg, args[0]) },
 	}
@@ -52,6 +56,9 @@ func (a *app) cancel(ctx context.Context, cfg *cancelConfig, name string) error 
 		return err
 	}
 	run, err := c.Cancel(ctx, id)
+	if errors.Is(err, ci.ErrConflict) && cfg.wait.wait {
+		err = nil // it has finished, and its result is what is waited for
+	}
 	if err != nil {
 		return err
 	}

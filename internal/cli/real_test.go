@@ -257,6 +257,7 @@ func TestServerWithRunnerBeside(t *testing.T) {
 	in.want(0, "deadletters")
 	in.want(4, "show", "run_00000000000000000000000000")
 	in.want(4, "cancel", run)
+	in.want(0, "cancel", "--wait", run)
 	bad := tree(t, workflow(value, "  no: {steps: [\"exit 3\"]}\n"))
 	in.want(1, "submit", "--wait", bad)
 	late := tree(t, workflow(value, "  late: {timeout: 1s, steps: [\"sleep 60\"]}\n"))
