@@ -65,7 +65,9 @@ func (w *worker) execute(job context.Context) result {
 			news.add(job, w.steps[:i+1])
 			err = w.step(ctx, i, up)
 		}
-		if up.Conclusion.Succeeded() || up.Conclusion == ci.ConclusionSkipped || t.Job.Steps[i].ContinueOnError {
+		// A step that may fail may fail by itself; the end of the job's time is not its own.
+		mayFail := t.Job.Steps[i].ContinueOnError && !errors.Is(err, causeTimeout)
+		if up.Conclusion.Succeeded() || up.Conclusion == ci.ConclusionSkipped || mayFail {
 			continue
 		}
 		sofar.Failed = true

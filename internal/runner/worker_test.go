@@ -95,11 +95,21 @@ func TestJobs(t *testing.T) {
 			each:   []ci.Conclusion{ci.ConclusionTimedOut, ci.ConclusionSuccess, ci.ConclusionTimedOut, ci.ConclusionSkipped},
 		},
 		"the limit of steps after the job's limit": {
-			steps:      []step{{Run: "sleep", ContinueOnError: true}, {Run: "sleep", If: "always()"}},
+			steps: []step{ // the job's limit comes within the grace of the first
+				{Run: "sleep", Timeout: ci.Duration(4500 * time.Millisecond), ContinueOnError: true},
+				{Run: "sleep", If: "always()"},
+			},
 			change:     func(t *protocol.Ticket) { t.Job.Timeout = ci.Duration(5 * time.Second) },
 			conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, exit: 137,
 			each:   []ci.Conclusion{ci.ConclusionTimedOut, ci.ConclusionTimedOut},
 			detail: "step 2 (step 2): the limit for steps after the job's time limit of ",
+		},
+		"CAN-04 job timeout in a step that may fail": {
+			steps:      []step{{Run: "echo a"}, {Run: "sleep", ContinueOnError: true}},
+			change:     func(t *protocol.Ticket) { t.Job.Timeout = ci.Duration(5 * time.Second) },
+			conclusion: ci.ConclusionTimedOut, reason: ci.ReasonTimeout, exit: 137, within: 7 * time.Second,
+			detail: "step 2 (step 2): the job's time limit of 5s is reached",
+			each:   []ci.Conclusion{ci.ConclusionSuccess, ci.ConclusionTimedOut},
 		},
 		"CAN-04 job timeout ends in time": {
 			steps:      []step{{Run: "sleep"}},
