@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -384,6 +386,32 @@ func TestRunnerBesideTheServerEndsWithIt(t *testing.T) {
 	in.server.Signal(t, syscall.SIGKILL)
 	in.server.Wait(t, 10*time.Second)
 	nothingLeft(t, in.variable)
+}
+
+// The command by which the README adds a runner works where the README says, at
+// the place of a server with a runner beside it.
+func TestTheReadmesSecondRunnerStarts(t *testing.T) {
+	t.Parallel()
+	readme := must(os.ReadFile(filepath.Join("..", "..", "README.md")))
+	line := regexp.MustCompile(`(?m)^\./forgeci (runner --server URL .*)$`).FindSubmatch(readme)
+	if line == nil {
+		t.Fatal("the README does not say how to add a runner")
+	}
+	in := startServer(t, "--runner")
+	online := func(n int) bool {
+		var runners []protocol.Runner
+		if err := json.Unmarshal([]byte(in.want(0, "runner", "list", "--output", "json")), &runners); err != nil {
+			t.Fatal(err)
+		}
+		return len(runners) == n && !slices.ContainsFunc(runners, func(r protocol.Runner) bool { return r.Status != "online" })
+	}
+	if !until(func() bool { return online(1) }) {
+		t.Fatalf("the runner beside the server is not online:\n%s", in.server.Stderr())
+	}
+	second := testkit.Start(t, in.command(strings.Fields(strings.Replace(string(line[1]), "URL", in.url, 1))...))
+	if !until(func() bool { return online(2) }) {
+		t.Errorf("the second runner is not online:\n%s", second.Stderr())
+	}
 }
 
 // What keeps a runner from starting, and where its token comes from.
