@@ -143,6 +143,27 @@ func TestFailedDirectorySyncStopsWrites(t *testing.T) {
 	}
 }
 
+// A directory that cannot be opened for its sync, as in a process that has too many
+// files open, fails the call and nothing more: the same call succeeds later.
+func TestUnopenedDirectoryStopsNothing(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, t.TempDir())
+	if err := put(t, s, "a/before", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	well := s.disk
+	s.disk.syncDir = func(path string) error { return syncDir(path + strings.Repeat("x", 300)) }
+	if err := put(t, s, "a/during", []byte("x")); !errors.Is(err, ci.ErrUnavailable) || !errors.Is(err, syscall.ENAMETOOLONG) {
+		t.Errorf("PutNew: %v, want ErrUnavailable with the cause", err)
+	}
+	s.disk = well
+	for _, key := range []string{"a/during", "a/after"} {
+		if err := put(t, s, key, []byte("x")); err != nil {
+			t.Errorf("PutNew %s: %v", key, err)
+		}
+	}
+}
+
 // An object is acknowledged only after its file and then its directory, and
 // each directory that was made for it, have been synced.
 func TestDurabilityOrder(t *testing.T) {

@@ -29,11 +29,12 @@ func lockDir(path string) (*os.File, error) {
 	return nil, err
 }
 
-// syncDir makes the entries of a directory durable.
+// syncDir makes the entries of a directory durable. When it could not be opened,
+// by which nothing is lost, the error is an unopened.
 func syncDir(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
-		return err
+		return unopened{err}
 	}
 	return errors.Join(f.Sync(), f.Close())
 }

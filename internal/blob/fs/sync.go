@@ -63,15 +63,22 @@ func (d *dirSyncer) commit(dir string) error {
 	return b.err
 }
 
-// commitDir makes the entries of dir durable, or breaks the store: after a
-// failed sync the kernel may drop what it could not write and say nothing next
-// time.
+// unopened is the error of a directory's sync that did not begin: there are too
+// many open files, or the directory is gone.
+type unopened struct{ error }
+
+// Unwrap returns what the system said.
+func (u unopened) Unwrap() error { return u.error }
+
+// commitDir makes the entries of dir durable. A sync that failed breaks the
+// store: the kernel may drop what it could not write and say nothing next time.
+// After one that did not begin, the next one says how things are.
 func (s *Store) commitDir(dir string) error {
 	err := s.dirs.commit(dir)
 	if err == nil {
 		return nil
 	}
-	if !errors.Is(err, os.ErrNotExist) {
+	if _, ok := errors.AsType[unopened](err); !ok {
 		s.broken.Store(true)
 	}
 	return diskError("sync directory", err)
