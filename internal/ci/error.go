@@ -51,6 +51,7 @@ const (
 	RejectEnded      Reject = "lease_ended"    // the attempt has ended
 	RejectCancelling Reject = "run_cancelling" // only heartbeat, logs and a cancelled completion are taken
 	RejectRunEnded   Reject = "run_ended"
+	RejectNotFound   Reject = "not_found" // no such job or session in the caller's tenant
 )
 
 // FieldError points at one place in the input.
@@ -99,8 +100,12 @@ func Errorf(kind Kind, format string, args ...any) *Error {
 // Rejected returns the error for a lease that is not accepted.
 func Rejected(r Reject) *Error {
 	kind := ErrLeaseLost
-	if r == RejectRunEnded {
+	switch r {
+	case RejectRunEnded:
 		kind = ErrRunEnded
+	case RejectNotFound:
+		kind = ErrNotFound
+	default:
 	}
 	return &Error{Kind: kind, Reject: r, Detail: "the lease is not current: " + string(r)}
 }

@@ -410,7 +410,7 @@ func (w *world) judgeRefusal(c *call, s snapshot, err error) {
 	if r := ci.RejectOf(err); r != ci.RejectNone {
 		w.rejects[r]++
 	} else if kind == ci.ErrNotFound {
-		w.rejects[rejectNotFound]++
+		w.rejects[ci.RejectNotFound]++
 	}
 	if kind == ci.ErrUnavailable {
 		return

@@ -51,12 +51,9 @@ func step(what string, from, to ci.State) string { return fmt.Sprintf("%s %s to 
 func rejects() []ci.Reject {
 	return []ci.Reject{
 		ci.RejectRun, ci.RejectJob, ci.RejectRunner, ci.RejectSession, ci.RejectLease, ci.RejectEpoch,
-		ci.RejectExpired, ci.RejectEnded, ci.RejectCancelling, ci.RejectRunEnded, rejectNotFound,
+		ci.RejectExpired, ci.RejectEnded, ci.RejectCancelling, ci.RejectRunEnded, ci.RejectNotFound,
 	}
 }
-
-// rejectNotFound is what another tenant's runner learns.
-const rejectNotFound ci.Reject = "not_found"
 
 // reachRun counts the steps that a run has taken, also those that one
 // transaction takes one behind the other.

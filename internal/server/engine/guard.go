@@ -244,7 +244,7 @@ func (e *Engine) noteReject(who Identity, ref ci.LeaseRef, route string, err err
 		if !errors.Is(err, ci.ErrNotFound) {
 			return
 		}
-		reason = "not_found"
+		reason = ci.RejectNotFound
 	}
 	e.rejects.mu.Lock()
 	e.rejects.counts[store.Rejection{Org: who.Org, Route: route, Reason: reason}]++
@@ -252,7 +252,7 @@ func (e *Engine) noteReject(who Identity, ref ci.LeaseRef, route string, err err
 		Org: who.Org, Actor: string(who.Runner), Action: "rejected", Epoch: ref.Epoch,
 		Object: string(ref.Lease), Detail: route + ": " + string(reason),
 	}
-	if reason != "not_found" {
+	if reason != ci.RejectNotFound {
 		a.Run, a.Job = ref.Run, ref.Job
 	}
 	if len(e.rejects.audits) < rejectAuditsMost {

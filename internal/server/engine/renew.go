@@ -43,7 +43,9 @@ const MaxHeartbeat = 1000
 
 // Renew answers a heartbeat: each lease by itself, renewed, cancel or lost; all
 // of it is committed before the answer. It also says whether the runner shall
-// drain.
+// drain. A session of another runner keeps nothing alive: each lease is then
+// refused with its own word, and no sign of life is taken from it. Whatever is
+// refused is counted and audited, lease by lease.
 func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, refs []ci.LeaseRef) (protocol.HeartbeatReply, error) {
 	if len(refs) > MaxHeartbeat {
 		return protocol.HeartbeatReply{}, ci.Errorf(ci.ErrTooLarge, "a heartbeat carries at most %d leases", MaxHeartbeat)
@@ -51,9 +53,16 @@ func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, 
 	if err := validRefs(refs); err != nil {
 		return protocol.HeartbeatReply{}, err
 	}
-	s, err := e.session(ctx, who, session)
+	s, ok, err := e.sessionIn(ctx, who.Org, session)
 	if err != nil {
 		return protocol.HeartbeatReply{}, err
+	}
+	own := ok && s.Runner == who.Runner
+	if !ok || !own && len(refs) == 0 {
+		for _, ref := range refs {
+			e.noteReject(who, ref, "heartbeat", errNoSession())
+		}
+		return protocol.HeartbeatReply{}, errNoSession()
 	}
 	op := &renewOp{who: who, session: session, refs: refs, done: make(chan struct{})}
 	if err := e.renewals.do(ctx, op); err != nil {
@@ -63,6 +72,9 @@ func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, 
 		if a.Answer == protocol.LeaseGone {
 			e.noteReject(who, refs[i], "heartbeat", ci.Rejected(a.Reject))
 		}
+	}
+	if !own {
+		return protocol.HeartbeatReply{Leases: op.answers}, nil
 	}
 	if !e.fleet.seen(session, true) {
 		if err := e.sessionBack(ctx, s); err != nil {
@@ -75,18 +87,23 @@ func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, 
 
 // session returns a session of the caller.
 func (e *Engine) session(ctx context.Context, who Identity, id ci.SessionID) (store.Session, error) {
-	var s store.Session
-	err := e.Store.Read(ctx, func(tx *store.Tx) error {
-		var ok bool
-		var err error
-		s, ok, err = tx.Session(ctx, id)
-		if err == nil && (!ok || s.Org != who.Org || s.Runner != who.Runner) {
-			err = ci.Errorf(ci.ErrNotFound, "no such session of this runner")
-		}
-		return err
-	})
+	s, ok, err := e.sessionIn(ctx, who.Org, id)
+	if err == nil && (!ok || s.Runner != who.Runner) {
+		err = errNoSession()
+	}
 	return s, err
 }
+
+// sessionIn returns a session of a tenant.
+func (e *Engine) sessionIn(ctx context.Context, org ci.OrgID, id ci.SessionID) (s store.Session, ok bool, err error) {
+	err = e.Store.Read(ctx, func(tx *store.Tx) (err error) {
+		s, ok, err = tx.Session(ctx, id)
+		return err
+	})
+	return s, ok && s.Org == org, err
+}
+
+func errNoSession() *ci.Error { return ci.Errorf(ci.ErrNotFound, "no such session of this runner") }
 
 func (r *renewals) do(ctx context.Context, op *renewOp) error {
 	if len(op.refs) == 0 {
@@ -180,7 +197,7 @@ func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
 			for i, ref := range op.refs {
 				a := &op.answers[i]
 				reject := judge(op.who, ref, leases[ref.Job], now, WhileCancelling)
-				if ref.Session != op.session {
+				if reject == ci.RejectNone && ref.Session != op.session {
 					reject = ci.RejectSession
 				}
 				if reject == ci.RejectNone {
@@ -195,7 +212,7 @@ func (r *renewals) apply(ctx context.Context, batch []*renewOp) {
 					if ci.KindOf(err) != ci.ErrNotFound {
 						return err
 					}
-					a.Reject = ci.RejectEnded
+					a.Reject = ci.RejectNotFound
 				}
 			}
 		}
