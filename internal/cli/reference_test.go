@@ -59,7 +59,7 @@ from its default.
 | 3 | the run was cancelled |
 | 4 | not found or not allowed |
 | 5 | infrastructure: no server, a lost runner, damaged bytes, a defect |
-| 124 | ` + "`--timeout`" + ` passed; the run goes on |
+| 124 | ` + "`--timeout`" + ` passed; a run on a server goes on, ` + "`forgeci run`" + ` cancels its own |
 | 130, 143 | interrupted, terminated; a run on a server goes on |
 
 Commands that wait exit with the result of what they wait for; of several runs

@@ -1,7 +1,9 @@
 package runner
 
 import (
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +54,34 @@ func TestRealProcessesFromClaimToCompletion(t *testing.T) {
 	}
 	if got := j.text(0, protocol.Stderr); got != "oops\n" {
 		t.Errorf("stderr %q", got)
+	}
+}
+
+// What a step is given is on the page that says so, and nothing else is.
+func TestAStepHasTheVariablesOfThePageAndNoOthers(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "environment.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]bool{}
+	for _, m := range regexp.MustCompile("`([A-Z_]+)`").FindAllSubmatch(page, -1) {
+		told[string(m[1])] = true
+	}
+	s := newControlPlane(t, time.Minute)
+	j := s.add(job("tr '\\0' '\\n' </proc/$$/environ"), nil)
+	r := realRig(t, s, 1).start()
+	r.finish(j)
+	r.drain()
+	given := 0
+	for line := range strings.Lines(j.text(0, protocol.Stdout)) {
+		name, _, _ := strings.Cut(line, "=")
+		if given++; !told[name] {
+			t.Errorf("docs/environment.md does not have %s", name)
+		}
+	}
+	if given < 20 {
+		t.Errorf("%d variables were given", given)
 	}
 }
 

@@ -82,7 +82,7 @@ var tablesOnce = sync.OnceValue(func() map[string]*table {
 		tDefaults: {what: "defaults", keys: []keySpec{
 			{"runs_on", "What a runner must offer.", sRunsOn()},
 			{"image", "The job's environment.", sImage()},
-			{"timeout", "Limit of a job.", sDuration()},
+			{"timeout", "Limit of a job's steps together.", sDuration()},
 			{"retry", "When a further attempt in the same run is allowed.", sRef(tRetry)},
 			{"shell", "Shell of the steps: sh or bash.", sShell()},
 			{"working_directory", "Directory of the steps, relative to the workspace.", sText()},
@@ -126,7 +126,7 @@ var tablesOnce = sync.OnceValue(func() map[string]*table {
 			{"shell", "Shell of the steps: sh or bash.", sShell()},
 			{"working_directory", "Directory of the steps, relative to the workspace.", sText()},
 			{"steps", "Commands, one after the other.", schema{"type": "array", "minItems": 1, "items": schema{"anyOf": []any{sScalar(), sRef(tStep)}}}},
-			{"timeout", "Limit of the whole attempt.", sDuration()},
+			{"timeout", "Limit of the steps together; preparation and publication have the same, each by itself.", sDuration()},
 			{"retry", "When a further attempt in the same run is allowed.", sRef(tRetry)},
 			{"allow_failure", "The run may succeed although this job failed.", sBool()},
 			{"outputs", "Names that steps set through FORGECI_OUTPUT.", schema{"type": "array", "items": schema{"type": "string", "pattern": namePattern}}},
