@@ -314,7 +314,8 @@ func (t *transfer) upload(ctx context.Context, request, name string, froze *froz
 	if err != nil {
 		return "", fmt.Errorf("upload: %w", err)
 	}
-	err = insist(ctx, always(2*sendLimit), func(ctx context.Context) error {
+	// The server goes on when a try is cut off, and the next one waits with it.
+	err = insist(ctx, always(sendLimit), func(ctx context.Context) error {
 		return t.server.call().SealArtifact(ctx, t.lease, session.ID, protocol.SealArtifact{Parts: parts})
 	})
 	if err != nil {

@@ -61,6 +61,12 @@ const (
 	again = time.Hour
 )
 
+// sealLimit is how long the store may take to put together and verify an upload
+// of the size: a slow disk copies 8 MiB a second.
+func sealLimit(size int64) time.Duration {
+	return 10*time.Minute + time.Duration(size>>23)*time.Second
+}
+
 // Service is the artifact service of one node. New starts nothing; Run does. All
 // methods are safe for concurrent use. A call for a runner takes the lease that
 // the guard accepted and checks it again in the transaction that commits.

@@ -237,6 +237,52 @@ func TestCase_S48_NothingChangesWhatIsSealed(t *testing.T) {
 	})
 }
 
+// A store that copies for longer than its caller waits comes to an end all the same,
+// and the caller's next try finds it.
+func TestASealGoesOnWhenItsCallerHasHungUp(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ctx := t.Context()
+		ref := w.job("app")
+		held := w.held(ref)
+		content := bytes.Repeat([]byte("0123456789abcdef"), 9<<16) // two parts: the store copies them
+		in, body := describe("app", "r", content)
+		s, err := w.svc.Begin(ctx, held, in, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chunks := [][]byte{content[:s.PartSize], content[s.PartSize:]}
+		var parts []protocol.ArtifactPart
+		for i, b := range chunks {
+			parts = append(parts, protocol.ArtifactPart{Number: i + 1, Size: int64(len(b)), Digest: digestOf(b)})
+		}
+		signed, err := w.svc.Sign(ctx, held, s.ID, parts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, b := range chunks {
+			if code := w.put(signed.URLs[i], b); code/100 != 2 {
+				t.Fatalf("PUT: %d", code)
+			}
+		}
+		call, hangUp := context.WithCancel(ctx)
+		again := make(chan error, 1)
+		w.during = func() {
+			hangUp()
+			go func() { again <- w.svc.Seal(ctx, held, s.ID, parts) }()
+		}
+		if err := w.svc.Seal(call, held, s.ID, parts); err != nil {
+			t.Errorf("what the store had begun ended with its caller: %v", err)
+		}
+		if err := <-again; err != nil {
+			t.Errorf("the next try: %v", err)
+		}
+		if got := w.objects(); len(got) != 1 || w.uploads() != 0 {
+			t.Errorf("objects %q, %d uploads", got, w.uploads())
+		}
+	})
+}
+
 func TestASessionBelongsToItsAttempt(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *world) {

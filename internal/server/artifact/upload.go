@@ -341,8 +341,10 @@ func planned(a store.ArtifactSession, parts []protocol.ArtifactPart) ([]store.Ar
 // Seal verifies the uploaded bytes in the store and makes them a candidate for
 // binding, if the lease is current and not being cancelled when that commits.
 // parts are all parts of the session, as announced; it may be repeated after a
-// lost answer. Bytes that do not have the session's size and digest are
-// ErrDigest and can never become visible.
+// lost answer, also while the store is at it. A caller that hangs up ends nothing
+// of what the store has begun, so that bytes that take longer than a call may are
+// sealed when it asks again. Bytes that do not have the session's size and digest
+// are ErrDigest and can never become visible.
 func (s *Service) Seal(ctx context.Context, held engine.Held, id string, parts []protocol.ArtifactPart) error {
 	ref := held.Ref()
 	var a store.ArtifactSession
@@ -403,6 +405,8 @@ func (s *Service) Seal(ctx context.Context, held engine.Held, id string, parts [
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sealLimit(a.Size))
+	defer cancel()
 	if err := s.cfg.Blob.Seal(ctx, up, whole); err != nil {
 		return err
 	}
