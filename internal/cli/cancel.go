@@ -64,10 +64,16 @@ func (a *app) cancel(ctx context.Context, cfg *cancelConfig, name string) error 
 	}
 	if cfg.wait.wait {
 		runs, err := a.awaitRuns(ctx, c, []ci.RunID{id}, cfg.wait, cfg.output)
+		if runs[0].State != "" {
+			run = runs[0].RunSummary
+		}
+		if err != nil && cfg.output.json() && run.State != "" {
+			return errors.Join(err, a.printJSON(run))
+		}
 		if err != nil {
 			return err
 		}
-		if err := a.printCancelled(cfg.output, runs[0].RunSummary); err != nil {
+		if err := a.printCancelled(cfg.output, run); err != nil {
 			return err
 		}
 		return finish(runs)

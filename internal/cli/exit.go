@@ -55,7 +55,7 @@ func usage(format string, args ...any) error {
 	return &exitError{exitUsage, fmt.Errorf(format, args...)}
 }
 
-// stopped is why a context ended: the user or a bound of the user.
+// stopped is why a command does not wait any more: the user or a bound of the user.
 type stopped struct {
 	code int
 	text string

@@ -193,7 +193,9 @@ func (f *fake) handler() http.Handler {
 				err = ci.Errorf(ci.ErrConflict, "run %s has finished: %s", run.ID, run.Conclusion)
 				return
 			}
-			f.set(run.ID, ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+			if run.State != ci.StateCancelling {
+				f.set(run.ID, ci.StateFinished, ci.ConclusionCancelled, ci.ReasonUser)
+			}
 			out = run.RunSummary
 		})
 		if err != nil {

@@ -146,8 +146,12 @@ func TestRunWithoutServerStops(t *testing.T) {
 	}{
 		"interrupted": {"  slow: {steps: [" + stubborn + "]}\n", nil, syscall.SIGINT, 130},
 		"terminated":  {"  slow: {steps: [" + slow + "]}\n", nil, syscall.SIGTERM, 143},
-		"time limit":  {"  slow: {steps: [" + slow + "]}\n", []string{"--timeout", "2s"}, 0, 124},
-		"fail fast":   {"  slow: {steps: [" + slow + "]}\n  quick: {steps: [\"sleep 1; false\"]}\n", []string{"--fail-fast", "--slots", "2"}, 0, 1},
+		"time limit":  {"  slow: {steps: [" + slow + "]}\n", []string{"--timeout", "2s", "--output", "json"}, 0, 124},
+		"fail fast": {
+			"  slow: {steps: [" + slow + "]}\n  quick: {steps: [\"sleep 1; false\"]}\n",
+			[]string{"--fail-fast", "--slots", "2", "--output", "json"},
+			0, 1,
+		},
 		// Server, runner and jobs notice that the command is gone.
 		"killed": {"  slow: {steps: [" + stubborn + "]}\n", nil, syscall.SIGKILL, 137},
 	} {
@@ -165,6 +169,16 @@ func TestRunWithoutServerStops(t *testing.T) {
 				t.Errorf("code %d, want %d", code, tc.code)
 			}
 			nothingLeft(t, variable)
+			if tc.sig != 0 {
+				return
+			}
+			var doc protocol.Run // the run as it was read last
+			if err := json.Unmarshal([]byte(p.Stdout()), &doc); err != nil || doc.ID == "" || doc.State != "cancelling" {
+				t.Errorf("%v: %q", err, p.Stdout())
+			}
+			if name == "fail fast" && !strings.Contains(p.Stderr(), "\ncancelling: job quick: failed\n") {
+				t.Errorf("it does not say why it cancels: %s", p.Stderr())
+			}
 		})
 	}
 }

@@ -63,8 +63,9 @@ from its default.
 | 130, 143 | interrupted, terminated; a run on a server goes on |
 
 Commands that wait exit with the result of what they wait for; of several runs
-the highest code. Other commands exit with 0 when they have answered, whatever
-the state of what they show.
+the highest code. When the wait ends before that, ` + "`--output json`" + ` prints the runs
+as they were read last, and the code says why it ended. Other commands exit with
+0 when they have answered, whatever the state of what they show.
 `
 
 // document writes one command and those below it.

@@ -92,7 +92,7 @@ func (a *app) submitted(
 	}
 	runs, err := a.awaitRuns(ctx, c, ids, w, o)
 	if err != nil {
-		return err
+		return a.cutShort(err, o, runs, single)
 	}
 	if o.form == outputText {
 		for _, r := range runs {

@@ -93,21 +93,19 @@ func (a *app) runLocally(ctx context.Context, cfg *runConfig, dir string) error 
 	}
 	runs, err := a.followRuns(ctx, p, created, cfg)
 	if err != nil {
-		return err
+		return a.cutShort(err, cfg.output, runs, !cfg.all)
 	}
 	if cfg.artifacts != "" {
-		if err := a.saveArtifacts(ctx, p.client, runs, cfg.artifacts); err != nil {
-			return err
-		}
+		err = a.saveArtifacts(ctx, p.client, runs, cfg.artifacts)
 	}
-	if err := a.sumUp(runs, cfg); err != nil {
+	if err := errors.Join(err, a.sumUp(runs, cfg)); err != nil {
 		return err
 	}
 	return finish(runs)
 }
 
 // followRuns prints what happens until all runs are finished. When it is told to
-// stop before, it cancels them.
+// stop before, it cancels them and returns them as they are then.
 func (a *app) followRuns(ctx context.Context, p *private, created []protocol.RunCreated, cfg *runConfig) ([]protocol.Run, error) {
 	out := a.out
 	if cfg.json() {
@@ -117,6 +115,9 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 	defer cancel()
 	runs := make([]protocol.Run, len(created))
 	for i, r := range created {
+		runs[i].ID = r.RunID
+	}
+	for i, r := range created {
 		follower := a.newJobFollower(p.client, out)
 		progress := a.newProgress("")
 		following, quiet := context.WithCancel(context.WithoutCancel(ctx))
@@ -124,8 +125,9 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 			follower.changed(following, run)
 			return progress.changed(run)
 		})
+		runs[i] = run
 		if err != nil {
-			a.cancelPrivate(ctx, p, r.RunID, err)
+			a.cancelPrivate(ctx, p, runs[i:], err)
 		} else {
 			follower.changed(following, run)
 			if e := follower.wait(following, logBound); e != nil {
@@ -135,9 +137,8 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 		quiet()
 		progress.close()
 		if err != nil {
-			return nil, err
+			return runs, err
 		}
-		runs[i] = run
 	}
 	return runs, nil
 }
@@ -145,22 +146,32 @@ func (a *app) followRuns(ctx context.Context, p *private, created []protocol.Run
 // logBound is how long the end of a log may take after the end of its run.
 const logBound = 10 * time.Second
 
-// cancelPrivate cancels a run and ends server and runner, which returns when the
-// run's processes have ended. Stopping the runner is faster than waiting until it
-// hears of the cancellation.
-func (a *app) cancelPrivate(ctx context.Context, p *private, id ci.RunID, why error) {
+// cancelPrivate cancels runs, reads them once more, and ends server and runner,
+// which returns when the runs' processes have ended. Stopping the runner is faster
+// than waiting until it hears of the cancellation.
+func (a *app) cancelPrivate(ctx context.Context, p *private, runs []protocol.Run, why error) {
 	a.err.line("cancelling: " + describe(why))
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelBound)
 	defer cancel()
-	if _, err := p.client.Cancel(ctx, id); err != nil {
-		a.err.line(describe(err))
+	for i := range runs {
+		_, err := p.client.Cancel(ctx, runs[i].ID)
+		if err == nil || errors.Is(err, ci.ErrConflict) { // a conflict: it has just finished
+			var now protocol.Run
+			if now, err = p.client.Run(ctx, runs[i].ID); err == nil {
+				runs[i] = now
+			}
+		}
+		if err != nil {
+			a.err.line(describe(err))
+			break
+		}
 	}
 	hurry, now := context.WithCancel(ctx)
 	now()
 	p.child.end(hurry.Done(), 0)
 }
 
-// cancelBound is how long the private server may take to record a cancellation.
+// cancelBound is how long the private server may take to record cancellations.
 const cancelBound = 2 * time.Second
 
 // saveArtifacts puts the artifacts of runs below dir, each in a directory of its name.

@@ -90,8 +90,11 @@ func (a *app) show(ctx context.Context, cfg *showConfig, args []string) error {
 		return nil
 	}
 	runs, err := a.awaitRuns(ctx, c, []ci.RunID{run}, cfg.waiting, cfg.output)
+	if err != nil && runs[0].State == "" {
+		return err // nothing is known but the name that was given
+	}
 	if err != nil {
-		return err
+		return a.cutShort(err, cfg.output, runs, true)
 	}
 	if err := a.printAwaited(cfg.output, runs, true); err != nil {
 		return err
@@ -130,7 +133,7 @@ func (a *app) showCommit(ctx context.Context, c *protocol.Client, cfg *showConfi
 	if cfg.wait {
 		runs, err := a.awaitRuns(ctx, c, ids, cfg.waiting, cfg.output)
 		if err != nil {
-			return err
+			return a.cutShort(err, cfg.output, runs, false)
 		}
 		if err := a.printAwaited(cfg.output, runs, false); err != nil {
 			return err
@@ -155,7 +158,8 @@ type awaited struct {
 	Code   int                  `json:"exit_code"`
 }
 
-// awaitRuns waits for several runs at once.
+// awaitRuns waits for several runs at once. It returns all of them, with an error
+// as awaitRun does.
 func (a *app) awaitRuns(
 	ctx context.Context, c *protocol.Client, ids []ci.RunID, w waiting, o output,
 ) ([]protocol.Run, error) {
@@ -198,28 +202,45 @@ func (a *app) awaitRuns(
 	}
 	if first != nil {
 		a.leaving(first, ids...)
+		if _, ok := errors.AsType[stopped](first); ok && o.json() {
+			lookOnce(ctx, c, runs)
+		}
 		if o.form == outputLines {
 			if err := a.printJSONLine(awaited{Result: resultOf(first), Code: codeOf(first)}); err != nil {
-				return nil, err
+				return runs, err
 			}
 		}
 	}
 	return runs, first
 }
 
+// lookOnce reads runs that a wait ended too soon to read, as far as a server answers
+// at once.
+func lookOnce(ctx context.Context, c *protocol.Client, runs []protocol.Run) {
+	ctx, cancel := parting(ctx)
+	defer cancel()
+	for i := range runs {
+		if runs[i].State != "" {
+			continue
+		}
+		if now, err := c.Run(ctx, runs[i].ID); err == nil {
+			runs[i] = now
+		}
+	}
+}
+
 // resultOf names the end of a wait that saw no end of its runs.
 func resultOf(err error) string {
-	var exit *exitError
-	var stop stopped
+	stop, ok := errors.AsType[stopped](err)
 	switch {
-	case errors.As(err, &stop) && stop.code == exitTimeout:
+	case !ok:
+		return "error"
+	case stop.code == exitTimeout:
 		return "timeout"
-	case errors.As(err, &stop):
-		return "interrupted"
-	case errors.As(err, &exit) && exit.code == exitFailed:
+	case stop.code == exitFailed:
 		return string(ci.ConclusionFailed)
 	default:
-		return "error"
+		return "interrupted"
 	}
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"forgeci/internal/ci"
@@ -33,7 +34,14 @@ func (a *app) showJob(ctx context.Context, c *protocol.Client, cfg *showConfig, 
 	})
 	if err != nil {
 		a.leaving(err, job.Run.ID)
-		return err
+		switch cfg.form {
+		case outputLines:
+			return errors.Join(err, a.printJSONLine(awaited{Result: resultOf(err), Code: codeOf(err)}))
+		case outputJSON:
+			return errors.Join(err, a.printJSON(a.lastLook(ctx, c, job)))
+		default:
+			return err
+		}
 	}
 	if cfg.form == outputLines {
 		err = a.printJSONLine(awaited{Result: string(job.Conclusion), Code: codeOfResult(job.Conclusion, job.Reason)})
@@ -73,6 +81,17 @@ func (a *app) awaitJob(
 		return job, err
 	}
 	return patiently(ctx, a, func() (protocol.Job, error) { return c.Job(ctx, job.ID) })
+}
+
+// lastLook reads a job for a command that does not wait any more. When no server
+// answers at once, it is the job as it was read before.
+func (a *app) lastLook(ctx context.Context, c *protocol.Client, job protocol.Job) protocol.Job {
+	ctx, cancel := parting(ctx)
+	defer cancel()
+	if now, err := c.Job(ctx, job.ID); err == nil {
+		return now
+	}
+	return job
 }
 
 func (a *app) printJobAs(o output, job protocol.Job) error {

@@ -62,57 +62,62 @@ func (a *app) tellLost(err error) {
 	}
 }
 
-// awaitRun waits until the run is finished and returns it as it then is.
-// changed is told of the run with its jobs after every change, also the last;
-// nil when nobody wants to know.
+// awaitRun waits until the run is finished and returns it as it then is; with an
+// error, as it was read last, and with its ID alone when it was not read at all.
+// changed is told of the run with its jobs after every change, also the last.
 func (a *app) awaitRun(
 	ctx context.Context, c *protocol.Client, id ci.RunID, w waiting, changed func(protocol.Run) error,
 ) (protocol.Run, error) {
 	ctx, cancel := within(ctx, w.timeout)
 	defer cancel()
-	look := func() (protocol.Run, error) {
+	last := protocol.Run{RunSummary: protocol.RunSummary{ID: id}}
+	look := func() error {
 		run, err := patiently(ctx, a, func() (protocol.Run, error) { return c.Run(ctx, id) })
-		if err == nil && changed != nil {
-			err = changed(run)
+		if err != nil {
+			return err
 		}
-		if err == nil && w.failFast && run.State != ci.StateFinished && failing(run) {
-			err = ended(exitFailed)
+		last = run
+		if err := changed(run); err != nil {
+			return err
 		}
-		return run, err
+		if j := failing(run); j != nil && w.failFast && run.State != ci.StateFinished {
+			return stopped{exitFailed, "job " + clean(j.Name) + ": " + status(ci.StateFinished, j.Conclusion, false).text}
+		}
+		return nil
 	}
 	for {
 		err := c.RunEvents(ctx, id, a.follow(), func(s protocol.RunSummary) error {
-			if s.State == ci.StateFinished || changed == nil && !w.failFast {
+			if s.State == ci.StateFinished {
 				return nil // looked at below
 			}
-			_, err := look()
-			return err
+			return look()
 		})
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		if err != nil {
-			return protocol.Run{RunSummary: protocol.RunSummary{ID: id}}, err
+		if err == nil {
+			err = look()
 		}
-		run, err := look()
-		if err != nil || run.State == ci.StateFinished {
-			return run, err
+		if err != nil || last.State == ci.StateFinished {
+			return last, err
 		}
 	}
 }
 
-// failing reports whether the end of the run is known to be a failure.
-func failing(run protocol.Run) bool {
-	for _, j := range run.JobList {
+// failing returns a job that makes the end of the run a failure, or nil when that
+// is not known.
+func failing(run protocol.Run) *protocol.JobSummary {
+	for i := range run.JobList {
+		j := &run.JobList[i]
 		switch j.Conclusion {
 		case ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionAborted:
 			if !j.AllowFailure {
-				return true
+				return j
 			}
 		default:
 		}
 	}
-	return false
+	return nil
 }
 
 // patiently repeats a read while no server answers, up to giveUp.
@@ -262,6 +267,33 @@ func finish(runs []protocol.Run) error {
 		code = max(code, codeOfResult(r.Conclusion, r.Reason))
 	}
 	return ended(code)
+}
+
+// parting bounds what a command still asks when it does not wait any more.
+func parting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), patience)
+}
+
+// cutShort ends a command whose wait saw no end of its runs: the document that was
+// asked for has them as they were read last, one that was never read by its ID
+// alone, and the code is that of the error.
+func (a *app) cutShort(err error, o output, runs []protocol.Run, single bool) error {
+	if !o.json() {
+		return err
+	}
+	type unread struct {
+		ID ci.RunID `json:"id"`
+	}
+	docs := make([]any, len(runs))
+	for i, r := range runs {
+		if docs[i] = r; r.State == "" {
+			docs[i] = unread{r.ID}
+		}
+	}
+	if single {
+		return errors.Join(err, a.printJSON(docs[0]))
+	}
+	return errors.Join(err, a.printJSON(docs))
 }
 
 // leaving tells what to do about runs that go on when the command stops waiting.
