@@ -64,6 +64,14 @@ const (
 	MaxLogBody = 4 << 20
 	// MaxChunksPerBody bounds the number of chunks in one request.
 	MaxChunksPerBody = 4096
+	// MaxSteps is how many steps an attempt may have: step indexes are below it.
+	MaxSteps = 1000
+	// MaxStreamLength is where a stream ends at the latest, in bytes; what is not
+	// stored counts too.
+	MaxStreamLength = 1 << 48
+	// MaxAhead is how far the last chunk of a body may be ahead, in sequence numbers,
+	// of the first that is missing.
+	MaxAhead = 50_000
 )
 
 const logMagic = "FLG1"
@@ -125,11 +133,11 @@ func DecodeChunks(body []byte) ([]Chunk, error) {
 			return nil, ci.Errorf(ci.ErrInvalid, "chunk %d: length %d is out of bounds", len(out)+1, n)
 		}
 		c.Data, rest = rest[:n:n], rest[n:]
-		const maxPosition = 1 << 53
+		const maxNumber = 1 << 53
 		switch {
-		case flags != 0, c.Stream < Stdout || c.Stream > System,
-			c.Sequence < 1 || c.Sequence > maxPosition, c.Offset < 0 || c.Offset > maxPosition,
-			c.AtMicros < 0 || c.AtMicros > maxPosition, c.Discarded < 0 || c.Discarded > maxPosition,
+		case flags != 0, c.Stream < Stdout || c.Stream > System, c.Step >= MaxSteps,
+			c.Sequence < 1 || c.Sequence > maxNumber, c.Offset < 0 || c.Offset > MaxStreamLength,
+			c.AtMicros < 0 || c.AtMicros > maxNumber, c.Discarded < 0 || c.Discarded > MaxStreamLength,
 			c.Discarded > 0 && n > 0, c.Discarded == 0 && n == 0:
 			return nil, ci.Errorf(ci.ErrInvalid, "chunk %d: a field is out of bounds", len(out)+1)
 		case sha256.Sum256(c.Data) != sum:

@@ -12,7 +12,6 @@ import (
 // Bounds of what a runner reports. A runner is trusted with its own job only, so
 // nothing that it says may fill the database or break a constraint of it.
 const (
-	stepsMost    = 1000 // step indexes are below it
 	streamsMost  = 4000
 	wordMost     = 64 // of reasons, operating systems, isolation classes and the like
 	evidenceMost = 256
@@ -43,14 +42,14 @@ func isText(s string, most int) bool {
 // validSteps checks step transitions. Names and signals are cut where they are
 // written.
 func validSteps(steps []protocol.StepUpdate) error {
-	if len(steps) > stepsMost {
-		return ci.Errorf(ci.ErrTooLarge, "at most %d steps in one report", stepsMost)
+	if len(steps) > protocol.MaxSteps {
+		return ci.Errorf(ci.ErrTooLarge, "at most %d steps in one report", protocol.MaxSteps)
 	}
 	for i, s := range steps {
 		at := fmt.Sprintf("/steps/%d", i)
 		switch {
-		case s.Index < 0 || s.Index >= stepsMost:
-			return invalid(at+"/index", "0 to %d is expected", stepsMost-1)
+		case s.Index < 0 || s.Index >= protocol.MaxSteps:
+			return invalid(at+"/index", "0 to %d is expected", protocol.MaxSteps-1)
 		case s.State != ci.StateRunning && s.State != ci.StateFinished:
 			return invalid(at+"/state", "%q: running or finished is expected", clip(string(s.State), wordMost))
 		case !isWord(string(s.Conclusion)):
@@ -67,16 +66,15 @@ func validStreams(streams []protocol.StreamEnd) error {
 	if len(streams) > streamsMost {
 		return ci.Errorf(ci.ErrTooLarge, "at most %d streams in one result", streamsMost)
 	}
-	const longest = 1 << 53 // of the framing
 	for i, s := range streams {
 		at := fmt.Sprintf("/streams/%d", i)
 		switch {
-		case s.Step < protocol.StepSystem || s.Step >= stepsMost:
-			return invalid(at+"/step", "%d to %d is expected", protocol.StepSystem, stepsMost-1)
+		case s.Step < protocol.StepSystem || s.Step >= protocol.MaxSteps:
+			return invalid(at+"/step", "%d to %d is expected", protocol.StepSystem, protocol.MaxSteps-1)
 		case s.Stream < protocol.Stdout || s.Stream > protocol.System:
 			return invalid(at+"/stream", "%d to %d is expected", protocol.Stdout, protocol.System)
-		case s.Length < 0 || s.Length > longest:
-			return invalid(at+"/length", "0 to %d is expected", int64(longest))
+		case s.Length < 0 || s.Length > protocol.MaxStreamLength:
+			return invalid(at+"/length", "0 to %d is expected", int64(protocol.MaxStreamLength))
 		}
 	}
 	return nil

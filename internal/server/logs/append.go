@@ -40,7 +40,7 @@ func (s *Service) AppendBody(ctx context.Context, held engine.Held, body io.Read
 	if size < 0 || size > protocol.MaxLogBody {
 		return protocol.LogReply{}, ci.Errorf(ci.ErrTooLarge, "a log body needs a length of at most %d bytes", protocol.MaxLogBody)
 	}
-	release, err := s.budget.take(ctx, size)
+	release, err := s.budget.take(ctx, held.Ref().Runner, size)
 	if err != nil {
 		return protocol.LogReply{}, err
 	}
@@ -65,14 +65,15 @@ func (s *Service) AppendBody(ctx context.Context, held engine.Held, body io.Read
 // known sequence number, or an overlap, are ErrConflict. A lease that is not
 // current when the chunks would be committed is refused and nothing of the
 // request is stored; others in the same group are not affected. Chunks over the
-// attempt's limit are taken and dropped, with a marker in the log and Full in
-// the reply. ErrUnavailable: nothing is acknowledged, send the same again.
+// attempt's limits are taken and dropped, with a marker in the log and Full in
+// the reply; too many markers, and chunks too far behind a hole, are ErrTooLarge.
+// ErrUnavailable: nothing is acknowledged, send the same again.
 func (s *Service) Append(ctx context.Context, held engine.Held, chunks []protocol.Chunk) (protocol.LogReply, error) {
 	var size int64
 	for _, c := range chunks {
 		size += int64(len(c.Data))
 	}
-	release, err := s.budget.take(ctx, size)
+	release, err := s.budget.take(ctx, held.Ref().Runner, size)
 	if err != nil {
 		return protocol.LogReply{}, err
 	}
@@ -140,7 +141,7 @@ func (s *Service) position(ctx context.Context, held engine.Held, streams []stor
 
 // reply says what of a log is durable.
 func (s *Service) reply(l store.Log) protocol.LogReply {
-	out := protocol.LogReply{Full: l.Bytes >= s.cfg.Limit}
+	out := protocol.LogReply{Full: l.Bytes >= s.cfg.Limit || l.Extents >= s.cfg.Pieces}
 	for st, n := range l.Streams {
 		out.Streams = append(out.Streams, protocol.StreamEnd{Step: st.Step, Stream: st.Stream, Length: n})
 	}

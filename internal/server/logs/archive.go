@@ -181,7 +181,8 @@ func (c *codec) readIndex(b []byte) ([]frame, *layout, error) {
 	l := newLayout()
 	var now, place int64
 	number := 0
-	const maxPosition = 1 << 53
+	const maxPosition = 1 << 53 // of a number
+	const maxEnd = 1 << 62      // of all: far above MaxSteps times MaxStreamLength
 	for range in.next(min(maxRecords, uint64(len(in.b)/5))) {
 		r := record{kind: kind(in.next(uint64(lost))), firstNL: -1, lastNL: -1}
 		r.stream.Step = int(in.next(1<<16)) - 1
@@ -204,7 +205,7 @@ func (c *codec) readIndex(b []byte) ([]frame, *layout, error) {
 			r.frame, r.place = int32(number), place
 			place += r.n
 		}
-		if in.bad || r.kind == 0 || r.n == 0 || now < 0 || l.end > maxPosition {
+		if in.bad || r.kind == 0 || r.n == 0 || now < 0 || l.end > maxEnd {
 			return bad("a record is out of bounds")
 		}
 		l.add(r)

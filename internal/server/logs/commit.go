@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forgeci/internal/ci"
+	"forgeci/internal/protocol"
 	"forgeci/internal/server/store"
 )
 
@@ -188,7 +189,7 @@ func (s *Service) storeGroup(ctx context.Context, group []*request) ([]answer, e
 	defer cancel()
 	var c commitment
 	err = s.cfg.Store.Write(commit, func(tx *store.Tx) error {
-		c = commitment{limit: s.cfg.Limit, group: group, segment: key, size: size, made: made, late: s.cfg.Monotonic()-began > segmentLife}
+		c = commitment{limit: s.cfg.Limit, pieces: s.cfg.Pieces, group: group, segment: key, size: size, made: made, late: s.cfg.Monotonic()-began > segmentLife}
 		return c.run(commit, tx)
 	})
 	if c.now != 0 {
@@ -236,6 +237,7 @@ func away(err error) error {
 // commitment indexes one segment in one transaction. It is made anew for each try.
 type commitment struct {
 	limit   int64
+	pieces  int64
 	group   []*request
 	segment string
 	size    int64
@@ -291,9 +293,9 @@ func (c *commitment) run(ctx context.Context, tx *store.Tx) error {
 		if !current[l.Job] || l.State != store.LogOpen {
 			continue
 		}
-		p := &plan{log: l, isNew: i >= locked, limit: c.limit}
+		p := &plan{log: l, isNew: i >= locked, limit: c.limit, pieces: c.pieces}
 		if l.AheadSeq > l.NextSeq {
-			if p.ahead, err = tx.LogExtents(ctx, l.Key(), l.NextSeq, 100_000); err != nil {
+			if p.ahead, err = tx.LogExtents(ctx, l.Key(), l.NextSeq, protocol.MaxAhead); err != nil {
 				return err
 			}
 		}
@@ -331,14 +333,19 @@ func (c *commitment) run(ctx context.Context, tx *store.Tx) error {
 	return tx.AppendLogs(ctx, fenced, changed, made, c.stored, c.segment, c.size, c.now)
 }
 
+// markers is how many pieces without bytes a full log takes.
+const markers = 1 << 16
+
 // plan decides what of the requests for one log is stored, which is locked or new.
 type plan struct {
 	log   store.Log
 	isNew bool
 	ahead []store.LogExtent // stored behind the hole, by sequence
 	limit int64
-	fresh []store.LogExtent // to store
-	full  bool
+	// pieces is how many extents hold bytes; after markers more, none is taken.
+	pieces int64
+	fresh  []store.LogExtent // to store
+	full   bool
 }
 
 // take accepts the extents of one request, all or none. again says that some of
@@ -350,6 +357,13 @@ func (p *plan) take(es []store.LogExtent) (again bool, err error) {
 		}) {
 			return true, nil
 		}
+		if ahead := e.LastSeq - p.log.NextSeq; ahead >= protocol.MaxAhead {
+			return false, ci.Errorf(ci.ErrTooLarge, "log chunk %d is %d ahead of the first that is missing: at most %d are kept behind a hole",
+				e.LastSeq, ahead, protocol.MaxAhead)
+		}
+	}
+	if p.log.Extents+int64(len(es)) > p.pieces+markers {
+		return false, ci.Errorf(ci.ErrTooLarge, "the log has %d pieces: no more are taken", p.log.Extents)
 	}
 	was, wasAhead, wasFresh, wasFull := p.log, slices.Clone(p.ahead), len(p.fresh), p.full
 	p.log.Streams = clone(was.Streams)
@@ -365,7 +379,7 @@ func (p *plan) take(es []store.LogExtent) (again bool, err error) {
 }
 
 func (p *plan) add(e store.LogExtent) {
-	if e.Length > 0 && p.log.Bytes+e.Length > p.limit {
+	if e.Length > 0 && (p.log.Bytes+e.Length > p.limit || p.log.Extents >= p.pieces) {
 		e.Discarded, e.Length, e.Newlines, e.FirstNL, e.LastNL = e.Length, 0, 0, -1, -1
 		p.full = true
 	}

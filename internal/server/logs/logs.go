@@ -45,6 +45,9 @@ type Config struct {
 	Incarnation string
 	// Limit is how many bytes are stored of one attempt; DefaultLimit when 0.
 	Limit int64
+	// Pieces is in how many pieces they are stored at most; DefaultPieces when 0.
+	// Each costs some memory when the log is sealed.
+	Pieces int64
 	// Window is how long the first chunk of a group waits for others. Zero suits
 	// a local directory: a group is then what came while the last one was
 	// written, or within 20 ms of it when it is busy. S3 wants 250 ms to 1 s.
@@ -75,6 +78,10 @@ type Config struct {
 // DefaultLimit is how much is stored of one attempt's log.
 const DefaultLimit = 1 << 30
 
+// DefaultPieces is in how many pieces one attempt's log is stored: with the usual
+// delay of a runner, more than half a day of output without a pause.
+const DefaultPieces = 1 << 20
+
 // Service is the log service of one node. New starts nothing: calls work at once,
 // each writing what waits by itself (Flush); Run adds groups that wait for others,
 // sealing and collecting. All methods are safe for concurrent use.
@@ -87,6 +94,8 @@ type Service struct {
 
 	arrived chan struct{} // to the writers, capacity 1
 	ended   chan struct{} // to the sealer, capacity 1
+
+	unrecorded []unrecorded // owned by SealEnded
 
 	mu sync.Mutex
 	// guarded by mu
@@ -116,6 +125,7 @@ type clock struct {
 // New returns a service that does not run yet.
 func New(cfg Config) *Service {
 	def(&cfg.Limit, DefaultLimit)
+	def(&cfg.Pieces, DefaultPieces)
 	def(&cfg.Writers, 1)
 	def(&cfg.Memory, 32<<20)
 	def(&cfg.Cache, 24<<20)

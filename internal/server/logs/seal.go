@@ -56,6 +56,9 @@ func (s *Service) seal(ctx context.Context) {
 // it sealed. A log that cannot be archived now is tried again later and does not
 // keep others waiting.
 func (s *Service) SealEnded(ctx context.Context) (int, error) {
+	if err := s.recordAgain(ctx); err != nil {
+		return 0, err
+	}
 	due, now, err := s.dueLogs(ctx)
 	if err != nil || len(due) == 0 {
 		return 0, err
@@ -90,8 +93,12 @@ func (s *Service) finish(ctx context.Context, ps *packs) (int, error) {
 		return 0, failed
 	}
 	err := s.record(ctx, sealed, objects, ps.now)
-	if err == nil || passing(err) || ctx.Err() != nil {
-		return len(sealed), errors.Join(failed, err)
+	switch {
+	case err == nil:
+		return len(sealed), failed
+	case passing(err):
+		s.unrecorded = append(s.unrecorded, unrecorded{sealed, objects, ps.now})
+		return 0, errors.Join(failed, err)
 	}
 	// The rows of one of them are not as they should be: it keeps no other waiting.
 	n := 0
@@ -105,6 +112,28 @@ func (s *Service) finish(ctx context.Context, ps *packs) (int, error) {
 		n += len(part)
 	}
 	return n, failed
+}
+
+// unrecorded is what was archived and could not be recorded: the database takes no
+// writes, or did not say whether it took this one.
+type unrecorded struct {
+	logs    []store.Log
+	objects []store.LogObject
+	madeUS  int64
+}
+
+// recordAgain records what could not be recorded before. Nothing else is archived
+// until then: each round would store the same archives once more.
+func (s *Service) recordAgain(ctx context.Context) error {
+	for len(s.unrecorded) > 0 {
+		u := s.unrecorded[0]
+		if err := s.record(ctx, u.logs, u.objects, u.madeUS); passing(err) && !errors.Is(err, errLate) {
+			return err
+		}
+		// Else the logs are sealed, or archived anew.
+		s.unrecorded = s.unrecorded[1:]
+	}
+	return nil
 }
 
 // byObject parts logs by the object that their archives are in. Those without one
@@ -190,6 +219,10 @@ func (s *Service) hint(k store.AttemptKey) {
 	s.hinted[k] = true
 }
 
+// errLate is the end of an attempt to record archives that are too old: as objects
+// without a row they may be collected.
+var errLate error = unavailable("sealing took too long", time.Second)
+
 // record makes verified archives the logs' bytes and releases what they replace.
 func (s *Service) record(ctx context.Context, batch []store.Log, objects []store.LogObject, madeUS int64) error {
 	var won map[store.AttemptKey]bool
@@ -199,7 +232,7 @@ func (s *Service) record(ctx context.Context, batch []store.Log, objects []store
 			return err
 		}
 		if now-madeUS > (archiveOrphan / 2).Microseconds() {
-			return unavailable("sealing took too long", time.Second)
+			return errLate
 		}
 		won, err = tx.SealLogs(ctx, batch, objects, now)
 		return err
@@ -213,13 +246,8 @@ func (s *Service) record(ctx context.Context, batch []store.Log, objects []store
 		keys = append(keys, l.Key())
 		held[l.ArchiveKey] = held[l.ArchiveKey] || won[l.Key()]
 	}
-	for _, o := range objects {
-		if !held[o.Key] {
-			// Another node was first: this archive is nobody's.
-			if err := s.cfg.Blob.Delete(ctx, o.Key); err != nil {
-				s.cfg.Log.DebugContext(ctx, "log archive not deleted", slog.Any("error", err))
-			}
-		}
+	if err := s.forgo(ctx, objects, held); err != nil {
+		s.cfg.Log.DebugContext(ctx, "log archives not deleted", slog.Any("error", err))
 	}
 	s.touch(keys...)
 	var many []store.AttemptKey
@@ -232,6 +260,28 @@ func (s *Service) record(ctx context.Context, batch []store.Log, objects []store
 		return nil
 	}
 	return s.release(ctx, many)
+}
+
+// forgo deletes archives that are nobody's since another node was first, but not
+// those that an earlier try has recorded, whose answer was lost. What it leaves is
+// collected.
+func (s *Service) forgo(ctx context.Context, objects []store.LogObject, held map[string]bool) error {
+	var keys []string
+	for _, o := range objects {
+		if !held[o.Key] {
+			keys = append(keys, o.Key)
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	known, err := s.known(ctx, keys)
+	for _, k := range keys {
+		if err == nil && !known[k] {
+			err = s.cfg.Blob.Delete(ctx, k)
+		}
+	}
+	return err
 }
 
 // release drops the extents of sealed logs in transactions of bounded size.
