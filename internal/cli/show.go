@@ -2,9 +2,7 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"reflect"
 	"strings"
 	"time"
 
@@ -149,126 +147,6 @@ func (a *app) showCommit(ctx context.Context, c *protocol.Client, cfg *showConfi
 		runs[i] = r
 	}
 	return a.printAwaited(cfg.output, runs, false)
-}
-
-// awaited is a line of --output jsonl. The last line has the result.
-type awaited struct {
-	Run    *protocol.RunSummary `json:"run,omitempty"`
-	Result string               `json:"result,omitempty"` // conclusion of all runs together
-	Code   int                  `json:"exit_code"`
-}
-
-// awaitRuns waits for several runs at once. It returns all of them, with an error
-// as awaitRun does.
-func (a *app) awaitRuns(
-	ctx context.Context, c *protocol.Client, ids []ci.RunID, w waiting, o output,
-) ([]protocol.Run, error) {
-	ctx, cancel := within(ctx, w.timeout)
-	defer cancel()
-	w.timeout = 0
-	ctx, abandon := context.WithCancelCause(ctx)
-	defer abandon(nil)
-	runs := make([]protocol.Run, len(ids))
-	done := make(chan error, len(ids))
-	for i, id := range ids {
-		go func() {
-			label := ""
-			if len(ids) > 1 {
-				label = string(id) + " "
-			}
-			p := a.newProgress(label)
-			defer p.close()
-			var last protocol.RunSummary
-			run, err := a.awaitRun(ctx, c, id, w, func(r protocol.Run) error {
-				if o.form != outputLines {
-					return p.changed(r)
-				}
-				if reflect.DeepEqual(r.RunSummary, last) {
-					return nil
-				}
-				last = r.RunSummary
-				return a.printJSONLine(awaited{Run: &r.RunSummary})
-			})
-			runs[i] = run
-			done <- err
-		}()
-	}
-	var first error
-	for range ids {
-		if err := <-done; err != nil && first == nil {
-			first = err
-			abandon(err)
-		}
-	}
-	if first != nil {
-		a.leaving(first, ids...)
-		if _, ok := errors.AsType[stopped](first); ok && o.json() {
-			lookOnce(ctx, c, runs)
-		}
-		if o.form == outputLines {
-			if err := a.printJSONLine(awaited{Result: resultOf(first), Code: codeOf(first)}); err != nil {
-				return runs, err
-			}
-		}
-	}
-	return runs, first
-}
-
-// lookOnce reads runs that a wait ended too soon to read, as far as a server answers
-// at once.
-func lookOnce(ctx context.Context, c *protocol.Client, runs []protocol.Run) {
-	ctx, cancel := parting(ctx)
-	defer cancel()
-	for i := range runs {
-		if runs[i].State != "" {
-			continue
-		}
-		if now, err := c.Run(ctx, runs[i].ID); err == nil {
-			runs[i] = now
-		}
-	}
-}
-
-// resultOf names the end of a wait that saw no end of its runs.
-func resultOf(err error) string {
-	stop, ok := errors.AsType[stopped](err)
-	switch {
-	case !ok:
-		return "error"
-	case stop.code == exitTimeout:
-		return "timeout"
-	case stop.code == exitFailed:
-		return string(ci.ConclusionFailed)
-	default:
-		return "interrupted"
-	}
-}
-
-// printAwaited prints finished runs in the chosen form; one alone is not an array.
-func (a *app) printAwaited(o output, runs []protocol.Run, single bool) error {
-	switch o.form {
-	case outputLines:
-		code, result := exitSuccess, string(ci.ConclusionSuccess)
-		for _, r := range runs {
-			if n := codeOfResult(r.Conclusion, r.Reason); n >= code {
-				code, result = n, string(r.Conclusion)
-			}
-		}
-		return a.printJSONLine(awaited{Result: result, Code: code})
-	case outputJSON:
-		if single {
-			return a.printJSON(runs[0])
-		}
-		return a.printJSON(runs)
-	default:
-		for i, r := range runs {
-			if i > 0 {
-				a.out.line("")
-			}
-			a.printRun(r)
-		}
-		return nil
-	}
 }
 
 // target resolves what a person names: the ID of a run, the ID of a job, or

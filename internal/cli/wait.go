@@ -269,33 +269,6 @@ func finish(runs []protocol.Run) error {
 	return ended(code)
 }
 
-// parting bounds what a command still asks when it does not wait any more.
-func parting(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), patience)
-}
-
-// cutShort ends a command whose wait saw no end of its runs: the document that was
-// asked for has them as they were read last, one that was never read by its ID
-// alone, and the code is that of the error.
-func (a *app) cutShort(err error, o output, runs []protocol.Run, single bool) error {
-	if !o.json() {
-		return err
-	}
-	type unread struct {
-		ID ci.RunID `json:"id"`
-	}
-	docs := make([]any, len(runs))
-	for i, r := range runs {
-		if docs[i] = r; r.State == "" {
-			docs[i] = unread{r.ID}
-		}
-	}
-	if single {
-		return errors.Join(err, a.printJSON(docs[0]))
-	}
-	return errors.Join(err, a.printJSON(docs))
-}
-
 // leaving tells what to do about runs that go on when the command stops waiting.
 func (a *app) leaving(err error, ids ...ci.RunID) {
 	if _, ok := errors.AsType[stopped](err); !ok {
