@@ -28,6 +28,9 @@ const (
 	defaultStallTimeout = 60 * time.Second
 	pollMargin          = 15 * time.Second // over the time a poll may be held
 	maxRedirects        = 5
+	// snapshotWait is how much longer than any stream the answer to a snapshot may
+	// take, whose files the server unpacks and hashes before it says that it has them.
+	snapshotWait = 10 * time.Minute
 )
 
 // ClientConfig configures a Client. BaseURL is required.
@@ -160,7 +163,8 @@ type call struct {
 	lease  *ci.LeaseRef
 	in     any    // JSON body
 	raw    []byte // raw body, instead of in
-	// wait is how long the server may hold the answer on purpose.
+	// wait is how much longer than usual the answer may take, once the body is sent:
+	// because the server holds it on purpose, or has much to do.
 	wait time.Duration
 	// repeat allows one repetition when no server answered.
 	repeat bool
@@ -267,13 +271,13 @@ func (c *Client) decode(resp *http.Response, out any) error {
 }
 
 // stream makes a call whose answer is a raw body. Sending and reading both end
-// with ErrUnavailable when no byte moves for the stall timeout. The caller
-// closes the body.
+// with ErrUnavailable when no byte moves for the stall timeout; between the two
+// the server gets rq.wait on top. The caller closes the body.
 func (c *Client) stream(ctx context.Context, rq call, body io.Reader, size int64) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watch := newStall(c.stallTimeout, cancel)
 	if body != nil {
-		body = &stallReader{r: body, watch: watch}
+		body = &stallReader{r: body, watch: watch, left: size, wait: rq.wait}
 	}
 	req, err := c.newRequest(ctx, rq, body)
 	if err != nil {
@@ -313,13 +317,16 @@ type stall struct {
 
 func newStall(d time.Duration, cancel context.CancelCauseFunc) *stall {
 	return &stall{timeout: d, cancel: cancel, timer: time.AfterFunc(d, func() {
-		cancel(ci.Errorf(ci.ErrUnavailable, "no byte moved for %s", d))
+		cancel(ci.Errorf(ci.ErrUnavailable, "no byte moved for over %s", d))
 	})}
 }
 
-func (s *stall) touch() {
+func (s *stall) touch() { s.allow(0) }
+
+// allow is touch with more time until the next one.
+func (s *stall) allow(more time.Duration) {
 	if !s.ended.Load() {
-		s.timer.Reset(s.timeout)
+		s.timer.Reset(s.timeout + more)
 	}
 }
 
@@ -332,11 +339,17 @@ func (s *stall) end() {
 type stallReader struct {
 	r     io.Reader
 	watch *stall
+	left  int64         // bytes that are still to be sent
+	wait  time.Duration // for the answer, when all are
 }
 
 func (s *stallReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	s.watch.touch()
+	if s.left -= int64(n); s.left > 0 {
+		s.watch.touch()
+	} else {
+		s.watch.allow(s.wait)
+	}
 	return n, err
 }
 

@@ -43,6 +43,7 @@ func (c *Client) PutSnapshot(
 	err := c.upload(ctx, call{
 		route: RoutePutSnapshot, values: []string{string(repo), digest},
 		header: http.Header{"Content-Type": {MediaSnapshot}, "Accept": {MediaJSON}},
+		wait:   snapshotWait,
 	}, body, size, &out)
 	return out, err
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forgeci/internal/ci"
@@ -473,6 +474,35 @@ func TestClient_stalled_streams(t *testing.T) {
 	defer body.Close()
 	if _, err := io.ReadAll(body); !errors.Is(err, ci.ErrUnavailable) || !strings.Contains(err.Error(), "no byte moved") {
 		t.Errorf("stalled stream: got %v", err)
+	}
+}
+
+// answers is a server in virtual time: it reads a request's body and answers later.
+type answers struct{ after time.Duration }
+
+func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(a.after):
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("{}")), Request: r}, nil
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// A server may take minutes to unpack and hash a snapshot that has been sent; one
+// that never answers is given up all the same.
+func TestClient_waits_for_the_verification_of_a_snapshot(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]error{5 * time.Minute: nil, time.Hour: ci.ErrUnavailable} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newClient(t, "http://ci.test", func(c *protocol.ClientConfig) { c.HTTP = &http.Client{Transport: answers{after}} })
+			if _, err := c.PutSnapshot(t.Context(), "repo_1", "sha256:0", strings.NewReader("snapshot"), 8); !errors.Is(err, want) {
+				t.Errorf("an answer after %s: error %v, want %v", after, err, want)
+			}
+		})
 	}
 }
 

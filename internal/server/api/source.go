@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"forgeci/internal/archive"
 	"forgeci/internal/ci"
@@ -20,8 +21,13 @@ import (
 	"forgeci/internal/workflow"
 )
 
-// Most bytes of an uploaded snapshot.
-const maxSnapshot = 8 << 30
+const (
+	// maxSnapshot is the most bytes of an uploaded snapshot.
+	maxSnapshot = 8 << 30
+	// snapshotLimit is how long one may be verified and stored for: 32 GiB of files
+	// are hashed, and 8 GiB written, at 25 MiB a second.
+	snapshotLimit = 30 * time.Minute
+)
 
 func (a *API) getSnapshot(w http.ResponseWriter, r *http.Request, c caller) error {
 	if _, err := a.repo(r.Context(), r, c); err != nil {
@@ -40,7 +46,8 @@ func snapshotDoc(s store.Source) protocol.Snapshot {
 
 // putSnapshot takes a snapshot: the bytes are kept aside, their manifest is
 // recomputed and compared with the digest of the path, then they are published.
-// Nothing of a wrong one stays.
+// Nothing of a wrong one stays. Bytes that have arrived whole are published also
+// when their sender does not wait for it: it finds them when it comes back.
 func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) error {
 	ctx := r.Context()
 	if _, err := a.repo(ctx, r, c); err != nil {
@@ -68,6 +75,8 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotLimit)
+	defer cancel()
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
