@@ -10,7 +10,7 @@ import (
 )
 
 // Need is what a condition knows of a needed job: for a matrix, of all its legs
-// (Aggregate).
+// together.
 type Need struct {
 	Conclusion ci.Conclusion
 	// Outputs are the declared outputs; a name that is not there reads as "".
@@ -26,45 +26,6 @@ func (n Need) failed() bool {
 	default:
 		return false
 	}
-}
-
-// Aggregate joins the legs of one key, in order: failed if any failed, timed
-// out or was aborted (allowed only if each of those allows it), else cancelled
-// if any was, else skipped if all were, else success. A single leg is returned
-// as it is. Of an output that several legs set, the last non-empty one counts.
-func Aggregate(legs []Need) Need {
-	if len(legs) == 1 {
-		return legs[0]
-	}
-	out := Need{Conclusion: ci.ConclusionSuccess, Outputs: map[string]string{}}
-	failed, allowed, cancelled, skipped := 0, 0, 0, 0
-	for _, l := range legs {
-		switch {
-		case l.failed():
-			failed++
-			if l.AllowFailure {
-				allowed++
-			}
-		case l.Conclusion == ci.ConclusionCancelled:
-			cancelled++
-		case l.Conclusion == ci.ConclusionSkipped:
-			skipped++
-		}
-		for k, v := range l.Outputs {
-			if v != "" || out.Outputs[k] == "" {
-				out.Outputs[k] = v
-			}
-		}
-	}
-	switch {
-	case failed > 0:
-		out.Conclusion, out.AllowFailure = ci.ConclusionFailed, failed == allowed
-	case cancelled > 0:
-		out.Conclusion = ci.ConclusionCancelled
-	case skipped == len(legs):
-		out.Conclusion = ci.ConclusionSkipped
-	}
-	return out
 }
 
 // IfContext is what a condition is evaluated against.

@@ -142,45 +142,6 @@ func TestStatusFunctionsForEveryConclusion(t *testing.T) {
 	}
 }
 
-func TestAMatrixNeedIsTheAggregateOfItsLegs(t *testing.T) {
-	t.Parallel()
-	const (
-		ok, cached, failed, timedOut, aborted, cancelled, skipped = ci.ConclusionSuccess, ci.ConclusionCached, ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionAborted, ci.ConclusionCancelled, ci.ConclusionSkipped
-	)
-	for _, c := range []struct {
-		legs []ci.Conclusion
-		want ci.Conclusion
-	}{
-		{[]ci.Conclusion{ok, ok}, ok},
-		{[]ci.Conclusion{ok, cached}, ok},
-		{[]ci.Conclusion{ok, skipped}, ok},
-		{[]ci.Conclusion{skipped, skipped}, skipped},
-		{[]ci.Conclusion{skipped, cancelled}, cancelled},
-		{[]ci.Conclusion{ok, cancelled}, cancelled},
-		{[]ci.Conclusion{cancelled, failed, ok}, failed},
-		{[]ci.Conclusion{ok, timedOut}, failed},
-		{[]ci.Conclusion{aborted, ok}, failed},
-		{[]ci.Conclusion{timedOut}, timedOut},
-		{[]ci.Conclusion{cached}, cached},
-	} {
-		var legs []Need
-		for _, l := range c.legs {
-			legs = append(legs, conclusion(l))
-		}
-		if got := Aggregate(legs).Conclusion; got != c.want {
-			t.Errorf("%v = %s, want %s", c.legs, got, c.want)
-		}
-	}
-	allowed, strict := Need{Conclusion: failed, AllowFailure: true}, Need{Conclusion: failed}
-	if !Aggregate([]Need{allowed, allowed, conclusion(ok)}).AllowFailure || Aggregate([]Need{allowed, strict}).AllowFailure {
-		t.Error("a failure is allowed only if every failed leg allows it")
-	}
-	got := Aggregate([]Need{{Conclusion: ok, Outputs: map[string]string{"v": "1", "w": "a"}}, {Conclusion: ok, Outputs: map[string]string{"v": "2", "w": ""}}})
-	if diff := cmp.Diff(map[string]string{"v": "2", "w": "a"}, got.Outputs); diff != "" {
-		t.Error(diff)
-	}
-}
-
 func TestStepConditionsLookAtTheJobSoFar(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

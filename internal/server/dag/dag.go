@@ -4,7 +4,6 @@
 package dag
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -36,30 +35,47 @@ type Result struct {
 	Outputs   map[string]string
 }
 
-// Results folds the needs by key. The worst leg decides the conclusion: failed,
-// timed_out, aborted, cancelled, then skipped if all legs are, else success.
-// When legs set the same output the last leg's value stands.
+// Results folds the needs by key. A single job's conclusion stands. That of a
+// matrix is failed if any leg failed, timed out or was aborted, else cancelled if any
+// was, else skipped if all were, else success; it is satisfied when each leg that was
+// not skipped is. Of an output that several legs set, the last that is not empty
+// stands.
 func Results(needs []Need) map[string]Result {
-	out := map[string]Result{}
+	legs := map[string][]Need{}
 	for _, n := range needs {
-		r, seen := out[n.Key]
-		if !seen {
-			r = Result{Conclusion: n.Conclusion, Satisfied: true, Outputs: map[string]string{}}
+		legs[n.Key] = append(legs[n.Key], n)
+	}
+	out := make(map[string]Result, len(legs))
+	for key, of := range legs {
+		r := Result{Conclusion: ci.ConclusionSkipped, Satisfied: true, Outputs: map[string]string{}}
+		for _, n := range of {
+			r.Conclusion = worse(r.Conclusion, n.Conclusion)
+			r.Satisfied = r.Satisfied && (n.satisfied() || n.Conclusion == ci.ConclusionSkipped)
+			for k, v := range n.Outputs {
+				if v != "" || r.Outputs[k] == "" {
+					r.Outputs[k] = v
+				}
+			}
 		}
-		r.Conclusion = worse(r.Conclusion, n.Conclusion)
-		r.Satisfied = r.Satisfied && n.satisfied()
-		maps.Copy(r.Outputs, n.Outputs)
-		out[n.Key] = r
+		r.Satisfied = r.Satisfied && r.Conclusion != ci.ConclusionSkipped
+		if len(of) == 1 {
+			r.Conclusion = of[0].Conclusion
+		}
+		out[key] = r
 	}
 	return out
 }
 
-func worse(a, b ci.Conclusion) ci.Conclusion {
-	order := []ci.Conclusion{
-		ci.ConclusionSkipped, ci.ConclusionCached, ci.ConclusionSuccess, ci.ConclusionCancelled,
-		ci.ConclusionAborted, ci.ConclusionTimedOut, ci.ConclusionFailed,
+// worse returns which of a matrix's conclusions so far and a leg's counts.
+func worse(a, leg ci.Conclusion) ci.Conclusion {
+	switch leg {
+	case ci.ConclusionTimedOut, ci.ConclusionAborted:
+		leg = ci.ConclusionFailed
+	case ci.ConclusionCached:
+		leg = ci.ConclusionSuccess
 	}
-	return order[max(slices.Index(order, a), slices.Index(order, b))]
+	order := []ci.Conclusion{ci.ConclusionSkipped, ci.ConclusionSuccess, ci.ConclusionCancelled, ci.ConclusionFailed}
+	return order[max(slices.Index(order, a), slices.Index(order, leg))]
 }
 
 // Evaluator evaluates a job's if over the results of its needs.
@@ -77,40 +93,38 @@ type Decision struct {
 // expression that cannot be evaluated skips the job and says why; nothing about
 // ancestors further up is looked at.
 func Decide(expr string, needs []Need, eval Evaluator) Decision {
+	results := Results(needs)
 	if expr == "" {
-		var missing []string
-		for _, n := range needs {
-			if !n.satisfied() {
-				missing = append(missing, n.Name+" "+string(n.Conclusion))
-			}
-		}
-		if len(missing) > 0 {
-			return Decision{Reason: ci.ReasonNeeds, Detail: "needs: " + strings.Join(missing, ", ")}
+		if missing := missing(needs, results); missing != "" {
+			return Decision{Reason: ci.ReasonNeeds, Detail: "needs: " + missing}
 		}
 		return Decision{Ready: true}
 	}
-	ok, err := eval(expr, Results(needs))
+	ok, err := eval(expr, results)
 	switch {
 	case err != nil:
 		return Decision{Reason: ci.ReasonConditionError, Detail: "if: " + err.Error()}
 	case !ok:
-		return Decision{Reason: ci.ReasonCondition, Detail: "if: " + expr + " was false" + unsatisfied(needs)}
+		detail := "if: " + expr + " was false"
+		if missing := missing(needs, results); missing != "" {
+			detail += " (" + missing + ")"
+		}
+		return Decision{Reason: ci.ReasonCondition, Detail: detail}
 	default:
 		return Decision{Ready: true}
 	}
 }
 
-func unsatisfied(needs []Need) string {
+// missing names the jobs because of which needs are not satisfied, and how they
+// ended.
+func missing(needs []Need, results map[string]Result) string {
 	var parts []string
 	for _, n := range needs {
-		if !n.satisfied() {
+		if !n.satisfied() && !results[n.Key].Satisfied {
 			parts = append(parts, n.Name+" "+string(n.Conclusion))
 		}
 	}
-	if len(parts) == 0 {
-		return ""
-	}
-	return " (" + strings.Join(parts, ", ") + ")"
+	return strings.Join(parts, ", ")
 }
 
 // Tally counts how a run's jobs ended.

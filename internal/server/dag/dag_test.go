@@ -3,6 +3,7 @@ package dag_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -62,17 +63,55 @@ func TestAConditionDecidesAndItsErrorSkipsWithAReason(t *testing.T) {
 
 func TestTheLegsOfAMatrixAreOneResult(t *testing.T) {
 	t.Parallel()
-	r := dag.Results([]dag.Need{
-		{Key: "m", Conclusion: ci.ConclusionSuccess, Outputs: map[string]string{"x": "1", "y": "a"}},
-		{Key: "m", Conclusion: ci.ConclusionSkipped, Outputs: map[string]string{"x": "2"}},
-		{Key: "n", Conclusion: ci.ConclusionSkipped},
-		{Key: "n", Conclusion: ci.ConclusionSkipped},
-	})
-	if m := r["m"]; m.Conclusion != ci.ConclusionSuccess || m.Satisfied || m.Outputs["x"] != "2" || m.Outputs["y"] != "a" {
-		t.Errorf("m: %+v", m)
+	const (
+		ok, cached, failed, timedOut, aborted, cancelled, skipped = ci.ConclusionSuccess, ci.ConclusionCached, ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionAborted, ci.ConclusionCancelled, ci.ConclusionSkipped
+	)
+	for _, c := range []struct {
+		legs      []ci.Conclusion
+		allowed   string // of which failure is allowed: all, first or none
+		want      ci.Conclusion
+		satisfied bool
+		missing   string
+	}{
+		{[]ci.Conclusion{ok, ok}, "none", ok, true, ""},
+		{[]ci.Conclusion{ok, cached}, "none", ok, true, ""},
+		{[]ci.Conclusion{ok, skipped}, "none", ok, true, ""},
+		{[]ci.Conclusion{skipped, skipped}, "all", skipped, false, "m0 skipped, m1 skipped"},
+		{[]ci.Conclusion{skipped, cancelled}, "none", cancelled, false, "m0 skipped, m1 cancelled"},
+		{[]ci.Conclusion{ok, cancelled}, "all", cancelled, false, "m1 cancelled"},
+		{[]ci.Conclusion{cancelled, failed, ok}, "none", failed, false, "m0 cancelled, m1 failed"},
+		{[]ci.Conclusion{ok, timedOut}, "none", failed, false, "m1 timed_out"},
+		{[]ci.Conclusion{aborted, ok}, "all", failed, false, "m0 aborted"}, // uncertain is never allowed
+		{[]ci.Conclusion{failed, timedOut, ok}, "all", failed, true, ""},
+		{[]ci.Conclusion{failed, failed}, "first", failed, false, "m1 failed"},
+		{[]ci.Conclusion{timedOut}, "none", timedOut, false, "m0 timed_out"},
+		{[]ci.Conclusion{timedOut}, "all", timedOut, true, ""},
+		{[]ci.Conclusion{cached}, "none", cached, true, ""},
+		{[]ci.Conclusion{skipped}, "none", skipped, false, "m0 skipped"},
+	} {
+		var needs []dag.Need
+		for i, l := range c.legs {
+			needs = append(needs, dag.Need{
+				Key: "m", Name: fmt.Sprint("m", i), Conclusion: l, AllowFailure: c.allowed == "all" || c.allowed == "first" && i == 0,
+			})
+		}
+		if got := dag.Results(needs)["m"]; got.Conclusion != c.want || got.Satisfied != c.satisfied {
+			t.Errorf("%v, %s allowed: %s, satisfied %t", c.legs, c.allowed, got.Conclusion, got.Satisfied)
+		}
+		// Without a condition the same decides as with success().
+		detail := ""
+		if c.missing != "" {
+			detail = "needs: " + c.missing
+		}
+		if got := dag.Decide("", needs, never); got.Ready != c.satisfied || got.Detail != detail {
+			t.Errorf("%v, %s allowed: %+v, want %q", c.legs, c.allowed, got, detail)
+		}
 	}
-	if n := r["n"]; n.Conclusion != ci.ConclusionSkipped {
-		t.Errorf("n: %+v", n)
+	got := dag.Results([]dag.Need{
+		{Key: "m", Conclusion: ok, Outputs: map[string]string{"v": "1", "w": "a"}}, {Key: "m", Conclusion: ok, Outputs: map[string]string{"v": "2", "w": ""}},
+	})
+	if want := map[string]string{"v": "2", "w": "a"}; !maps.Equal(got["m"].Outputs, want) {
+		t.Errorf("outputs %v, want %v", got["m"].Outputs, want)
 	}
 }
 
