@@ -258,6 +258,37 @@ func TestCase_ART_01_artifacts_from_job_to_job(t *testing.T) {
 	}
 }
 
+// A store that refuses the bytes of an output, because they are damaged on the way
+// or for a reason of its own, is not the job's fault.
+func TestBytesThatTheStoreRefusesAreNotTheJobsFault(t *testing.T) {
+	t.Parallel()
+	for status, says := range map[string]string{"400": "(digest)", "403": "refuses", "413": "refuses"} {
+		t.Run(status, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+				r.exec.steps["build"] = func(_ context.Context, step executor.Step) executor.Result {
+					_ = os.WriteFile(filepath.Join(step.Dir, "made"), []byte("made"), 0o644)
+					return executor.Result{}
+				}
+				s.fault = func(route string, _ int) string {
+					if strings.HasPrefix(route, "PUT ") {
+						return status
+					}
+					return ""
+				}
+				j := s.add(job("build"), nil, func(t *protocol.Ticket) {
+					t.Job.Publish = []ci.ArtifactPublish{{Name: "made", Paths: []string{"made"}}}
+				})
+				r.start().finish(j)
+				r.drain()
+				if c := j.complete; c.Conclusion != ci.ConclusionFailed || c.Reason != ci.ReasonInternal || !strings.Contains(c.Detail, says) {
+					t.Errorf("%s %s: %s", c.Conclusion, c.Reason, c.Detail)
+				}
+			})
+		})
+	}
+}
+
 // AR-3: parts are repeated one by one, also when the reply was lost or the
 // address has expired, and sealing may be asked for twice.
 func TestUploadSurvivesFaults(t *testing.T) {

@@ -407,12 +407,24 @@ func (t *transfer) sendPart(ctx context.Context, id string, number int, body *io
 		}
 		// The store's refusals may be those of an address that has just expired.
 		if !transient(err) {
-			if refusals++; !sent || refusals == fetchTries {
+			if refusals++; !sent {
 				return part, fmt.Errorf("part %d: %w", number, err)
+			} else if refusals == fetchTries {
+				return part, fmt.Errorf("part %d: %w", number, refusedByStore(err))
 			}
 		}
 		if stopped := pause(ctx, wait.delay(err)); stopped != nil {
 			return part, stopped
 		}
 	}
+}
+
+// refusedByStore says what it means that a store refuses bytes again and again:
+// what was sent is what was announced, so it is never the output's fault. A store
+// calls a request bad when what arrives is not that.
+func refusedByStore(err error) error {
+	if errors.Is(err, ci.ErrInvalid) {
+		return ci.Errorf(ci.ErrDigest, "the object store refuses what arrives as not what was sent (digest)").WithCause(err)
+	}
+	return ci.Errorf(ci.ErrUnavailable, "the object store refuses it").WithCause(err)
 }
