@@ -60,7 +60,13 @@ func between(t *testing.T, database string) (c config, commits, objects *testkit
 func (w *world) chained(id ci.RunID, text string) {
 	w.t.Helper()
 	run := w.finished(id)
-	w.outcome(run, "success", map[string]string{"compile": "success", "test": "success"})
+	all := map[string]string{"compile": "success", "test": "success"}
+	for _, j := range run.JobList {
+		if j.Name == "hold" { // keeps test waiting in some tests
+			all[j.Name] = "success"
+		}
+	}
+	w.outcome(run, "success", all)
 	compile, test := w.job(id, "compile"), w.job(id, "test")
 	w.attempts(compile, "success *")
 	w.attempts(test, "success *")
