@@ -132,6 +132,42 @@ func TestRunWithoutServer(t *testing.T) {
 	}
 }
 
+// Artifacts of one name, of the legs of a matrix and of other jobs, are saved
+// beside each other, and the command says where each is.
+func TestRunSavesArtifactsOfOneName(t *testing.T) {
+	t.Parallel()
+	value, variable := mark(t)
+	dir := tree(t, workflow(value, `
+  test:
+    matrix: {n: ["1", "2"]}
+    env: {N: "${{ matrix.n }}"}
+    steps: ["echo leg $N >coverage.txt"]
+    artifacts: {publish: [{name: coverage, path: coverage.txt}]}
+  lint:
+    steps: ["echo lint >coverage.txt; echo report >report.txt"]
+    artifacts: {publish: [{name: coverage, path: coverage.txt}, {name: report, path: report.txt}]}
+`))
+	save := filepath.Join(t.TempDir(), "saved")
+	r := testkit.Run(t, testkit.Command{Args: []string{"run", "--artifacts", save}, Dir: dir, Env: []string{variable}})
+	if r.Code != 0 {
+		t.Fatalf("code %d, want 0", r.Code)
+	}
+	for place, of := range map[string]struct{ job, file, text string }{
+		"coverage/test-1": {"test (1)", "coverage.txt", "leg 1\n"},
+		"coverage/test-2": {"test (2)", "coverage.txt", "leg 2\n"},
+		"coverage/lint":   {"lint", "coverage.txt", "lint\n"},
+		"report":          {"lint", "report.txt", "report\n"},
+	} {
+		where := filepath.Join(save, filepath.FromSlash(place))
+		if got, err := os.ReadFile(filepath.Join(where, of.file)); err != nil || string(got) != of.text {
+			t.Errorf("%s: %q, %v", place, got, err)
+		}
+		if want := "saved " + where + " of " + of.job + ": "; !strings.Contains(r.Stderr, want) {
+			t.Errorf("stderr lacks %q:\n%s", want, r.Stderr)
+		}
+	}
+}
+
 // Interrupting, a time limit and the first failure end a local run with
 // everything that it started, also what ignores SIGTERM and has left its session.
 func TestRunWithoutServerStops(t *testing.T) {

@@ -43,6 +43,10 @@ but what --artifacts saves. Jobs find programs by this shell's PATH; otherwise
 they have the environment that they have everywhere. The log of all jobs goes to
 standard output, each line behind its job's name.
 
+--artifacts saves each artifact in DIRECTORY/NAME. Artifacts of one name, such as
+those of a matrix, are in DIRECTORY/NAME/JOB, and with --all, when several
+workflows have the name, in DIRECTORY/NAME/WORKFLOW/JOB.
+
 Interrupting the command cancels the run.`,
 		Example: `  forgeci run
   forgeci run --job test
@@ -56,7 +60,7 @@ Interrupting the command cancels the run.`,
 	cfg.submission.bind(cmd)
 	f := cmd.Flags()
 	f.IntVar(&cfg.slots, "slots", 0, "how many jobs run at once; 0 is one for each processor")
-	f.StringVar(&cfg.artifacts, "artifacts", "", "directory in which to save the artifacts of the run")
+	f.StringVar(&cfg.artifacts, "artifacts", "", "directory in which to save the artifacts of the run, replacing files that are there")
 	f.DurationVar(&cfg.timeout, "timeout", 0, "cancel the run and exit with 124 after so long")
 	f.BoolVar(&cfg.failFast, "fail-fast", false, "cancel the run at the first failed job")
 	f.BoolVar(&cfg.debug, "debug", false, "print the log of the private server and runner, too")
@@ -173,24 +177,6 @@ func (a *app) cancelPrivate(ctx context.Context, p *private, runs []protocol.Run
 
 // cancelBound is how long the private server may take to record cancellations.
 const cancelBound = 2 * time.Second
-
-// saveArtifacts puts the artifacts of runs below dir, each in a directory of its name.
-func (a *app) saveArtifacts(ctx context.Context, c *protocol.Client, runs []protocol.Run, dir string) error {
-	for _, r := range runs {
-		for _, art := range r.Artifacts {
-			if !art.Bound {
-				continue
-			}
-			get := &artifactsGetConfig{to: filepath.Join(dir, filepath.Base(art.Name)), force: true}
-			where, err := a.download(ctx, c, art, get)
-			if err != nil {
-				return err
-			}
-			a.err.linef("saved %s: %s", where, size(art.Bytes))
-		}
-	}
-	return nil
-}
 
 // sumUp ends the output with a line for each job, or with the document.
 func (a *app) sumUp(runs []protocol.Run, cfg *runConfig) error {
