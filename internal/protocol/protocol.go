@@ -186,7 +186,8 @@ const (
 // HeartbeatReply answers each lease in the order of the request.
 type HeartbeatReply struct {
 	Leases []HeartbeatLease `json:"leases"`
-	// Drain asks the runner to take nothing new.
+	// Drain asks the runner to take nothing new, because an operator or the runner
+	// itself wanted it: it ends when its jobs have.
 	Drain bool `json:"drain,omitempty"`
 }
 

@@ -267,6 +267,7 @@ func (s *controlPlane) doSession(_ http.ResponseWriter, r *http.Request) (any, e
 	defer s.mu.Unlock()
 	s.hello = append(s.hello, in)
 	s.sessions++
+	s.drained, s.askDrain = false, false // a new session takes jobs again
 	s.current = ci.SessionID(fmt.Sprintf("ses_%d", s.sessions))
 	return protocol.SessionOpened{Session: s.current, LeaseTTL: ci.Duration(s.ttl), LogLimit: s.limit}, nil
 }
@@ -357,10 +358,14 @@ func (s *controlPlane) doHeartbeat(_ http.ResponseWriter, r *http.Request) (any,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := protocol.HeartbeatReply{Drain: s.askDrain}
+	out := protocol.HeartbeatReply{Drain: s.askDrain || s.drained && in.Session == s.current}
 	for _, l := range in.Leases {
 		a := protocol.HeartbeatLease{Answer: protocol.LeaseRenewed}
-		if err := s.check(l); err != nil {
+		err := s.check(l)
+		if l.Session != in.Session {
+			err = ci.Rejected(ci.RejectSession)
+		}
+		if err != nil {
 			a = protocol.HeartbeatLease{Answer: protocol.LeaseGone, Reject: ci.RejectOf(err)}
 		} else {
 			s.jobs[l.Job].expires = time.Now().Add(s.ttl)

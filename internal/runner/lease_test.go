@@ -234,7 +234,6 @@ func TestServerAwayLongerThanTheLeaseEndsTheJobBeforeItsTTL(t *testing.T) {
 				t.Errorf("ttl %s: completion %v, steps %q", ttl, j.complete, r.exec.scripts())
 			}
 			// It works on for the same server afterwards.
-			s.drained = false
 			s.mu.Unlock()
 			next := s.add(job("echo next"), nil)
 			r.finish(next)
@@ -413,26 +412,65 @@ func TestRunnerIsBackWithinASecondOfTheServer(t *testing.T) {
 
 func TestRefusedCredentialIsReplacedWhileJobsRun(t *testing.T) {
 	t.Parallel()
+	for _, slots := range []int{1, 2} { // with a slot free the runner polls meanwhile
+		inBubble(t, 15*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+			started := make(chan struct{})
+			r.config.Slots = slots
+			r.exec.steps["sleep"] = func(ctx context.Context, _ executor.Step) executor.Result {
+				close(started)
+				if pause(ctx, time.Minute) != nil {
+					return executor.Result{ExitCode: 137}
+				}
+				return executor.Result{}
+			}
+			j := s.add(job("sleep"), nil)
+			r.start()
+			<-started
+			s.mu.Lock()
+			clear(s.tokens) // rotated
+			s.mu.Unlock()
+			r.finish(j)
+			r.finish(s.add(job("echo next"), nil)) // it is still there
+			r.drain()
+			if j.complete == nil || j.complete.Conclusion != ci.ConclusionSuccess || s.register != 2 {
+				t.Errorf("%d slots: %+v after %d registrations", slots, j.complete, s.register)
+			}
+		})
+	}
+}
+
+// A poll is refused for good while a job runs: the runner opens another session,
+// keeps the job under the one that it was given in, and takes jobs in both.
+func TestAJobGoesOnWhenItsSessionIsFollowedByAnother(t *testing.T) {
+	t.Parallel()
 	inBubble(t, 15*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
 		started := make(chan struct{})
-		r.config.Slots = 1
-		r.exec.steps["sleep"] = func(ctx context.Context, _ executor.Step) executor.Result {
-			close(started)
-			if pause(ctx, time.Minute) != nil {
-				return executor.Result{ExitCode: 137}
+		r.exec.steps["sleep"] = sleeper(2*time.Minute, started)
+		refuse := false
+		s.fault = func(route string, _ int) string {
+			if route == protocol.RouteClaim && refuse {
+				refuse = false
+				return "409"
 			}
-			return executor.Result{}
+			return ""
 		}
 		j := s.add(job("sleep"), nil)
 		r.start()
 		<-started
 		s.mu.Lock()
-		clear(s.tokens) // rotated
+		refuse = true
 		s.mu.Unlock()
+		time.Sleep(time.Minute)
+		beside := s.add(job("echo beside"), nil)
+		r.finish(beside)
 		r.finish(j)
+		r.finish(s.add(job("echo behind"), nil))
 		r.drain()
-		if j.complete.Conclusion != ci.ConclusionSuccess || s.register != 2 {
-			t.Errorf("%+v after %d registrations", j.complete, s.register)
+		if s.sessions != 2 || j.lease.Session == beside.lease.Session || !slices.Contains(s.hello[1].Alive, protocol.AttemptRef{Job: j.lease.Job, Epoch: 1}) {
+			t.Errorf("%d sessions, jobs of %s and %s, the last said %+v", s.sessions, j.lease.Session, beside.lease.Session, s.hello)
+		}
+		if j.complete == nil || j.complete.Conclusion != ci.ConclusionSuccess {
+			t.Errorf("%+v", j.complete)
 		}
 	})
 }

@@ -67,6 +67,7 @@ func (w *world) operate() {
 		rn := w.runners[r.IntN(len(w.runners))]
 		if rn.registered {
 			w.send(&call{route: "drain-runner", text: rn.name, may: []ci.Kind{ci.ErrConflict}, exec: func(n *node) (any, error) {
+				defer rn.ask()()
 				return nil, n.e.DrainRunner(w.ctx, rn.org.id, actor, rn.who.Runner)
 			}})
 		}

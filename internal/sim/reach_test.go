@@ -124,7 +124,7 @@ func missing[T ~string](all []T, seen map[T]int) (out []T) {
 }
 
 // keysOf returns what was counted, in order.
-func keysOf[T ~string](seen map[T]int) []T {
+func keysOf[T ~string, V any](seen map[T]V) []T {
 	out := []T{}
 	for k := range seen {
 		out = append(out, k)
@@ -152,7 +152,7 @@ func sometimes() []string {
 		evCancelFirst, evCompletionFirst, evCancelTwice, evCancelProof, evCancelFence,
 		evQuarantineProof, evQuarantineFence, evClockRepaired, evStopsItself,
 		evLateRepeat, evLateClaim, evLateSession, evSubmitTwice, evUploadTwice,
-		evEarlierLife, evEarlierSession, evMerge, evRetryPinned, evRequeue, evAllSkipped,
+		evEarlierLife, evEarlierSession, evTwoSessions, evMerge, evRetryPinned, evRequeue, evAllSkipped,
 		evLogTwice, evLogHole, evLogFull, evLogRefused, evLogLoss, evLogGap, evLogSealed, evReadFailed, evTendFailed, evRestored, evRestoreAgain,
 	}
 }
@@ -198,6 +198,7 @@ const (
 
 	evEarlierLife    = "call of an earlier process life arrived behind the next life's session"
 	evEarlierSession = "opening of a session arrived behind that of the next life"
+	evTwoSessions    = "jobs of one runner under two sessions"
 
 	evLogTwice     = "repeated chunks acknowledged"
 	evLogHole      = "chunks stored behind a hole"

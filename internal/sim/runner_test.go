@@ -44,21 +44,24 @@ type runner struct {
 	alive      bool
 	paused     bool
 	drained    bool     // an operator wanted it to take nothing new
+	asks       int      // how often it was, or wanted itself, to take nothing new
+	settled    int      // asks that the latest session has ended
 	inbox      []func() // answers that came while it was stopped
 
 	// Of the process life.
-	session                  ci.SessionID
-	openRequest              string
-	latest                   ci.SessionID // of the runner, as far as this life knows
-	opening, beating, saying bool
-	claiming                 int   // claims under way
-	emptyAt, emptyOf         int64 // when a claim found nothing, and how often jobs had become ready
-	draining                 bool  // leaves when its jobs are done
-	leaving                  bool  // hands its jobs over
-	lastBeat                 int64
-	works                    []*work
-	ended                    []*box // proven to have ended, to be reported
-	left                     []*box // of earlier lives, found on the host
+	session          ci.SessionID
+	openRequest      string
+	latest           ci.SessionID // of the runner, as far as this life knows
+	opening, saying  bool
+	beating          int   // heartbeats under way
+	claiming         int   // claims under way
+	emptyAt, emptyOf int64 // when a claim found nothing, and how often jobs had become ready
+	draining         bool  // leaves when its jobs are done
+	leaving          bool  // hands its jobs over
+	lastBeat         int64
+	works            []*work
+	ended            []*box // proven to have ended, to be reported
+	left             []*box // of earlier lives, found on the host
 }
 
 // box is a sandbox on a host, as it is in truth.
@@ -180,9 +183,8 @@ func (r *runner) think() {
 			k.drop()
 		}
 	}
-	if r.session == "" {
+	if r.session == "" && r.claiming == 0 && !r.draining {
 		r.open()
-		return
 	}
 	if len(r.works) > 0 && r.time()-r.lastBeat >= ci.RenewEvery(ttl).Microseconds() {
 		r.beat()
@@ -194,9 +196,11 @@ func (r *runner) think() {
 		}
 	}
 	switch {
+	case r.draining && len(r.works) == 0 && r.claiming == 0 && r.session == "":
+		r.end()
 	case r.draining && len(r.works) == 0 && r.claiming == 0:
 		r.drain(true)
-	case !r.draining && r.busy()+r.claiming < r.slots && !r.polling():
+	case !r.draining && r.session != "" && r.busy()+r.claiming < r.slots && !r.polling():
 		r.claim()
 	}
 }
@@ -228,6 +232,7 @@ func (r *runner) open() {
 		}
 	}
 	req.Swept = true
+	asks := 0
 	for _, k := range r.works {
 		req.Alive = append(req.Alive, protocol.AttemptRef{Job: k.ref.Job, Epoch: k.ref.Epoch})
 	}
@@ -237,6 +242,7 @@ func (r *runner) open() {
 		}
 	}
 	w.send(&call{route: "session", text: fmt.Sprintf("%s ended=%d swept=%v alive=%d", r.name, len(told), req.Swept, len(req.Alive)), from: r, stored: true, exec: func(n *node) (any, error) {
+		asks = r.asks
 		got, err := n.e.OpenSession(w.ctx, r.who, req)
 		return got, err
 	}, truth: func(rep any) {
@@ -263,6 +269,7 @@ func (r *runner) open() {
 			return
 		}
 		r.session, r.latest, r.openRequest = got.Session, got.Session, ""
+		r.settled = asks
 		r.left = slices.DeleteFunc(r.left, func(b *box) bool { return slices.Contains(told, b) })
 	}})
 }
@@ -301,9 +308,8 @@ func (r *runner) claim() {
 		}, done: func(rep any, err error) {
 			r.claiming--
 			if err != nil {
-				if ci.KindOf(err) == ci.ErrConflict || ci.KindOf(err) == ci.ErrNotFound { // the session has ended
+				if !r.draining && r.session == req.Session { // it cannot cure that with the session it has
 					r.session = ""
-					r.draining = false
 				}
 				return
 			}
@@ -347,26 +353,45 @@ func (k *work) finish() {
 	k.r.works = slices.DeleteFunc(k.r.works, func(o *work) bool { return o == k })
 }
 
+// beat sends one heartbeat for each session that has leases, normally one.
 func (r *runner) beat() {
-	w := r.w
-	if r.beating {
+	if r.beating > 0 {
 		return
 	}
-	r.beating = true
 	r.lastBeat = r.time()
+	of := map[ci.SessionID][]*work{}
+	for _, k := range r.works {
+		of[k.ref.Session] = append(of[k.ref.Session], k)
+	}
+	if len(of) > 1 {
+		r.w.saw(evTwoSessions)
+	}
+	for _, session := range keysOf(of) {
+		r.beatFor(session, of[session])
+	}
+}
+
+func (r *runner) beatFor(session ci.SessionID, works []*work) {
+	w := r.w
+	r.beating++
 	began := r.time()
-	works := slices.Clone(r.works)
 	refs := make([]ci.LeaseRef, len(works))
 	for i, k := range works {
 		refs[i] = k.ref
 	}
-	session := r.session
 	var arrived int64
+	asked, asks := false, 0
 	w.send(&call{route: routeHeartbeat, text: fmt.Sprintf("%s %d leases", r.name, len(refs)), from: r, exec: func(n *node) (any, error) {
-		arrived = w.dbNow()
+		arrived, asks = w.dbNow(), r.asks
+		asked = asks > r.settled
 		return n.e.Renew(w.ctx, r.who, session, refs)
-	}, truth: func(rep any) { w.checkRenewed(refs, rep.(protocol.HeartbeatReply), arrived) }, may: []ci.Kind{ci.ErrNotFound}, done: func(rep any, err error) {
-		r.beating = false
+	}, truth: func(rep any) {
+		w.checkRenewed(refs, rep.(protocol.HeartbeatReply), arrived)
+		if rep.(protocol.HeartbeatReply).Drain && !asked && r.asks == asks {
+			w.bad("nobody leaves unasked", "heartbeat: %s is told to drain", r.name)
+		}
+	}, may: []ci.Kind{ci.ErrNotFound}, done: func(rep any, err error) {
+		r.beating--
 		if err != nil {
 			return
 		}
@@ -401,7 +426,7 @@ func (k *work) stop() {
 
 func (r *runner) report() {
 	w := r.w
-	if r.saying {
+	if r.saying || r.session == "" {
 		return
 	}
 	told := slices.Clone(r.ended)
@@ -435,11 +460,19 @@ func (r *runner) drain(gone bool) {
 	w := r.w
 	req := protocol.Drain{Session: r.session, Gone: gone}
 	w.send(&call{route: "drain", text: fmt.Sprintf("%s gone=%v", r.name, gone), from: r, may: []ci.Kind{ci.ErrNotFound}, exec: func(n *node) (any, error) {
+		defer r.ask()()
 		return nil, n.e.DrainSession(w.ctx, r.who, req)
 	}})
 	if gone { // the process ends; a supervisor starts it again some time
 		r.end()
 	}
+}
+
+// ask counts a wish that the runner take nothing new: from before it is heard until
+// behind it, so that a session that is opened meanwhile may end it or not.
+func (r *runner) ask() (heard func()) {
+	r.asks++
+	return func() { r.asks++ }
 }
 
 // end ends the runner's process; sandboxes go on until somebody kills them.
@@ -455,7 +488,7 @@ func (r *runner) end() {
 	r.left = append(r.left, r.ended...)
 	r.works, r.ended = nil, nil
 	r.session, r.latest, r.openRequest = "", "", ""
-	r.opening, r.beating, r.saying, r.draining, r.leaving, r.claiming = false, false, false, false, false, 0
+	r.opening, r.saying, r.draining, r.leaving, r.beating, r.claiming = false, false, false, false, 0, 0
 }
 
 // sentIsLate puts what the process has sent on a slow way: it arrives when the

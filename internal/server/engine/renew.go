@@ -82,8 +82,14 @@ func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, 
 		}
 		e.fleet.seen(session, true)
 	}
-	return protocol.HeartbeatReply{Leases: op.answers, Drain: s.State != "open" || s.Status != "active"}, nil
+	return protocol.HeartbeatReply{Leases: op.answers, Drain: drains(s)}, nil
 }
+
+// drains reports whether a session's runner was asked to take nothing new. The end
+// of a session asks for nothing: the runner has opened another, and goes on in it
+// with the jobs of this one. Nor does a fence: what it held is over, and the runner
+// may come back with a new session.
+func drains(s store.Session) bool { return s.State == "draining" || s.Status == "draining" }
 
 // session returns a session of the caller.
 func (e *Engine) session(ctx context.Context, who Identity, id ci.SessionID) (store.Session, error) {
