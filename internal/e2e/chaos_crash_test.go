@@ -161,12 +161,13 @@ func TestChaos_R05_KilledAtEveryCommitPoint(t *testing.T) {
 	t.Parallel()
 	sum := newTally(t, "R05")
 	type point struct {
-		at   testkit.Moment
-		kind string
+		at    testkit.Moment
+		kind  string
+		least int // of them in a run
 	}
 	for name, x := range some("R05", map[string]point{
-		"before commit": {testkit.Before, "commit"}, "before object call": {testkit.Before, "object call"},
-		"after commit": {testkit.After, "commit"}, "after object call": {testkit.After, "object call"},
+		"before commit": {testkit.Before, "commit", 12}, "before object call": {testkit.Before, "object call", 8},
+		"after commit": {testkit.After, "commit", 12}, "after object call": {testkit.After, "object call", 8},
 	}) {
 		at, kind := x.at, x.kind
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +180,8 @@ func TestChaos_R05_KilledAtEveryCommitPoint(t *testing.T) {
 			w.throughChain(p, 0, at, nil, nil)
 			points := p.Passed() - before
 			sum.most(kind+"s of a run", points)
-			for _, n := range spread(points, setting[int]("points")) {
+			due, did := spread(points, setting[int]("points")), 0
+			for _, n := range due {
 				server := w.server
 				kill := func() {
 					_ = syscall.Kill(server.PID(), syscall.SIGKILL)
@@ -188,12 +190,14 @@ func TestChaos_R05_KilledAtEveryCommitPoint(t *testing.T) {
 				if !w.throughChain(p, n, at, kill, w.serve) {
 					continue // renewals make one run longer than another
 				}
+				did++
 				sum.add("points", 1)
 				if t.Failed() {
 					t.Fatalf("at %s %d", kind, n)
 				}
 				sum.add("ok", 1)
 			}
+			broken(t, kind, points, x.least, len(due), did)
 			if b := w.close(); b.total() != 0 {
 				t.Errorf("calls were refused: %v", b.rejections)
 			}

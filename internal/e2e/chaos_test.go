@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -80,34 +81,95 @@ func (s *tally) most(what string, n int) {
 	s.counts[what] = max(s.counts[what], n)
 }
 
+// chaosChecks are the accounts that all of chaos writes.
+func chaosChecks() []string {
+	return []string{
+		"R05", "R07", "R08", "R09", "R10", "R11", "R12", "R13", "R14-R25", "R15", "R15-sender",
+		"R22-server", "R22-rolling", "R22-runner", "R23",
+	}
+}
+
 // chaosSummary joins what the checks have written into the last line of `make
-// chaos`.
-func chaosSummary(dir string) error {
+// chaos`. Each check that the pattern of -run selects whole must be there, and at
+// least one: what is missing counts as failed.
+func chaosSummary(dir, pattern string) (failed int, err error) {
+	selects, err := regexp.Compile(pattern)
+	if err != nil {
+		return 0, err
+	}
 	files, err := filepath.Glob(filepath.Join(dir, "R*.json"))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	all := struct {
-		Checks map[string]map[string]int `json:"checks"`
-		Failed int                       `json:"failed"`
+		Checks  map[string]map[string]int `json:"checks"`
+		Missing []string                  `json:"missing,omitempty"`
+		Failed  int                       `json:"failed"`
 	}{Checks: map[string]map[string]int{}}
 	for _, name := range files {
 		b, err := os.ReadFile(name)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		counts := map[string]int{}
 		if err := json.Unmarshal(b, &counts); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			return 0, fmt.Errorf("%s: %w", name, err)
 		}
 		all.Failed += counts["failed"]
 		all.Checks[strings.TrimSuffix(filepath.Base(name), ".json")] = counts
 	}
+	for _, check := range chaosChecks() {
+		test := "TestChaos_"
+		for part := range strings.SplitSeq(check, "-") {
+			if strings.HasPrefix(part, "R") {
+				test += part + "_"
+			}
+		}
+		if all.Checks[check] == nil && selects.MatchString(test) {
+			all.Missing = append(all.Missing, check)
+		}
+	}
+	if len(all.Checks) == 0 && len(all.Missing) == 0 {
+		all.Missing = []string{"all"}
+	}
+	all.Failed += len(all.Missing)
 	line, err := json.Marshal(all)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return os.WriteFile(filepath.Join(dir, "summary.json"), append(line, '\n'), 0o600)
+	return all.Failed, os.WriteFile(filepath.Join(dir, "summary.json"), append(line, '\n'), 0o600)
+}
+
+// A check that was asked for and has not run is a failed one.
+func TestAChaosCheckThatIsMissingFails(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ran     []string
+		pattern string
+		want    int
+	}{
+		"all":                  {chaosChecks(), "^TestChaos_", 0},
+		"all but one":          {chaosChecks()[1:], "^TestChaos_", 1},
+		"two parts of three":   {[]string{"R22-server", "R22-runner"}, "^TestChaos_R22", 1},
+		"one part, asked for":  {[]string{"R22-rolling"}, "^TestChaos_R22_Rolling", 0},
+		"one of two numbers":   {[]string{"R14-R25"}, "^TestChaos_R14", 0},
+		"another was asked":    {[]string{"R05"}, "^TestChaos_R07", 1},
+		"none":                 {nil, "^TestChaos_R99", 1},
+		"each, and more tests": {chaosChecks(), "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for _, check := range c.ran {
+				if err := os.WriteFile(filepath.Join(dir, check+".json"), []byte(`{"failed":0}`), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, err := chaosSummary(dir, c.pattern); err != nil || got != c.want {
+				t.Errorf("%d failed, want %d (%v)", got, c.want, err)
+			}
+		})
+	}
 }
 
 // some returns the cases of a check that are to run.
@@ -132,4 +194,17 @@ func spread(most, n int) []int {
 		all[1+(2*i+1)*most/(2*n)] = true
 	}
 	return slices.Sorted(maps.Keys(all))
+}
+
+// broken demands that a check that means to break something at n of points moments
+// of a run has found as many moments as a run has at least, and has broken half of
+// what it meant to: renewals make one run a little longer than another.
+func broken(t *testing.T, what string, points, least, n, did int) {
+	t.Helper()
+	if points < least {
+		t.Errorf("only %d %ss in a run, where there are %d at least: they were not noticed", points, what, least)
+	}
+	if did == 0 || did < n/2 {
+		t.Errorf("%d of %d %ss were broken", did, n, what)
+	}
 }

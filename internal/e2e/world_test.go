@@ -44,8 +44,13 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	if dir := setting[string]("summary"); dir != "" {
-		if err := chaosSummary(dir); err != nil {
+		failed, err := chaosSummary(dir, setting[string]("test.run"))
+		if err != nil {
 			panic(err)
+		}
+		if failed > 0 && code == 0 {
+			fmt.Fprintln(os.Stderr, "FAIL: checks of chaos have failed or are missing: see the summary")
+			code = 1
 		}
 	}
 	os.Exit(code)
