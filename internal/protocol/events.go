@@ -22,6 +22,7 @@ const (
 	EventLog     = "log"     // LogEvent
 	EventAttempt = "attempt" // Attempt
 	EventSealed  = "sealed"  // LogSealedEvent
+	EventProblem = "problem" // Problem: why the stream ends, for good
 )
 
 // maxEvent bounds one SSE event: the base64 of a chunk and its frame.
@@ -117,7 +118,7 @@ const (
 )
 
 // follow reads events until yield says done, returns an error, ctx ends, the
-// server refuses, or no server answers for f.GiveUp. A lost connection is opened
+// server refuses, at once or by a last event, or no server answers for f.GiveUp. A lost connection is opened
 // again behind the last event that was read.
 func (c *Client) follow(
 	ctx context.Context, rq call, after string, f Follow, yield func(Event) (done bool, err error),
@@ -178,6 +179,9 @@ func (c *Client) followOnce(
 			return fresh, false, err
 		}
 		fresh = true
+		if ev.Name == EventProblem {
+			return fresh, true, problemIn(ev)
+		}
 		done, err := yield(ev)
 		if done || err != nil {
 			return fresh, true, err
@@ -277,6 +281,18 @@ func (e *LogEvent) skipTo(offset int64) bool {
 	}
 	e.Offset = offset
 	return true
+}
+
+// problemIn returns the error that a stream ended with.
+func problemIn(ev Event) error {
+	var p Problem
+	if err := decodeEvent(ev, &p); err != nil {
+		return err
+	}
+	if e := p.err(p.Status); e != nil {
+		return e
+	}
+	return ci.Errorf(ci.ErrIncompatible, "the server ended the stream without an explanation")
 }
 
 func decodeEvent(ev Event, out any) error {

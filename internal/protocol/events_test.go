@@ -181,6 +181,17 @@ func TestFollow_ends(t *testing.T) {
 		t.Errorf("got %v after %d notices", err, lost)
 	}
 
+	calls := 0
+	s = serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		calls++
+		sse(t, w, "1", protocol.EventRun, protocol.RunSummary{ID: "run_1", State: ci.StateRunning})
+		sse(t, w, "", protocol.EventProblem, protocol.ProblemFrom(ci.Errorf(ci.ErrDigest, "damaged"), "req_1"))
+	})
+	err = newClient(t, s.URL).RunEvents(t.Context(), "run_1", protocol.Follow{}, func(protocol.RunSummary) error { return nil })
+	if !errors.Is(err, ci.ErrDigest) || err.Error() != "damaged" || calls != 1 {
+		t.Errorf("got %v after %d calls, want the stream's last word", err, calls)
+	}
+
 	stop := errors.New("enough")
 	s = serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		sse(t, w, "1", protocol.EventRun, protocol.RunSummary{ID: "run_1", State: ci.StateRunning})

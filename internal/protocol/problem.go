@@ -98,17 +98,8 @@ func WriteProblem(w http.ResponseWriter, err error, instance string) {
 func errorFrom(resp *http.Response, body []byte) *ci.Error {
 	var p Problem
 	if json.Unmarshal(body, &p) == nil {
-		if kind, ok := strings.CutPrefix(p.Type, problemType); ok && kind != "" {
-			e := &ci.Error{
-				Kind: ci.Kind(kind), Reject: p.Reject, Detail: p.Detail, Fields: p.Errors,
-				RetryAfter: max(seconds(p.RetryAfter), retryAfter(resp.Header)),
-			}
-			if Status(e.Kind) == http.StatusInternalServerError && e.Kind != ci.ErrInternal {
-				e.Kind = kindOfStatus(resp.StatusCode) // a kind of a later version
-			}
-			if e.Kind == ci.ErrInternal && p.Instance != "" {
-				e.Detail += " (request " + p.Instance + ")"
-			}
+		if e := p.err(resp.StatusCode); e != nil {
+			e.RetryAfter = max(e.RetryAfter, retryAfter(resp.Header))
 			return e
 		}
 	}
@@ -117,6 +108,23 @@ func errorFrom(resp *http.Response, body []byte) *ci.Error {
 		Kind:       kindOfStatus(resp.StatusCode),
 		Detail:     fmt.Sprintf("%s answered %s without ForgeCI's explanation", resp.Request.URL.Host, resp.Status),
 		RetryAfter: retryAfter(resp.Header),
+	}
+	return e
+}
+
+// err returns the error that the problem, which came with a status, was made from;
+// nil if it is none of ours.
+func (p Problem) err(status int) *ci.Error {
+	kind, ok := strings.CutPrefix(p.Type, problemType)
+	if !ok || kind == "" {
+		return nil
+	}
+	e := &ci.Error{Kind: ci.Kind(kind), Reject: p.Reject, Detail: p.Detail, Fields: p.Errors, RetryAfter: seconds(p.RetryAfter)}
+	if Status(e.Kind) == http.StatusInternalServerError && e.Kind != ci.ErrInternal {
+		e.Kind = kindOfStatus(status) // a kind of a later version
+	}
+	if e.Kind == ci.ErrInternal && p.Instance != "" {
+		e.Detail += " (request " + p.Instance + ")"
 	}
 	return e
 }

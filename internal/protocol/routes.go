@@ -62,8 +62,9 @@ const (
 	// ?tail= and ?q= (substring).
 	RouteJobLogLines = "GET /v1/jobs/{job_id}/logs/lines"
 	// RouteJobLogEvents is SSE: events "log" (LogEvent), "attempt" (a new attempt
-	// began, data Attempt) and "sealed" (LogSealedEvent). It takes ?attempt=,
-	// ?step=, ?after= or Last-Event-ID.
+	// began, data Attempt) and "sealed" (LogSealedEvent); "problem" (Problem) is the
+	// last of a stream that asking again would not mend. It takes ?attempt=, ?step=,
+	// ?after= or Last-Event-ID.
 	RouteJobLogEvents    = "GET /v1/jobs/{job_id}/logs/events"
 	RouteGetArtifact     = "GET /v1/artifacts/{artifact_id}"
 	RouteArtifactContent = "GET /v1/artifacts/{artifact_id}/content"

@@ -194,7 +194,8 @@ func (a *API) watchViewer(ctx context.Context, r *http.Request, gone func()) {
 
 // stream runs a server-sent event stream until f returns, its viewer is gone, or
 // the server is stopping: the viewer comes back to another node or to its
-// successor.
+// successor. It does not when f returns an error that would be the same there: that
+// is the stream's last event.
 func (a *API) stream(w http.ResponseWriter, r *http.Request, f func(context.Context, *sse) error) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	s := startSSE(w)
@@ -209,12 +210,32 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request, f func(context.Cont
 		}
 	})
 	err := f(ctx, s)
+	final := ctx.Err() == nil && isFinal(err)
 	cancel()
 	wg.Wait()
+	if final {
+		_ = s.send(protocol.EventProblem, "", protocol.ProblemFrom(err, w.Header().Get(protocol.HeaderRequest)))
+	}
 	if err != nil && r.Context().Err() == nil {
 		a.Log.DebugContext(r.Context(), "event stream ended", "path", r.URL.Path, "error", err)
 	}
 	return nil
+}
+
+// isFinal reports whether a stream's error is a refusal that the next try would meet
+// again. What is not found is not: the next try is told at once if it is the log,
+// and an object of it may come back.
+func isFinal(err error) bool {
+	e, ok := errors.AsType[*ci.Error](err)
+	if !ok {
+		return false
+	}
+	switch e.Kind {
+	case ci.ErrUnavailable, ci.ErrRateLimited, ci.ErrInternal, ci.ErrNotFound:
+		return false
+	default:
+		return true
+	}
 }
 
 func (a *API) jobLogEvents(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -222,7 +243,7 @@ func (a *API) jobLogEvents(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	if _, err := a.Logs.Status(r.Context(), c.viewer, q); err != nil {
+	if err := a.Logs.Followable(r.Context(), c.viewer, q); err != nil {
 		return err
 	}
 	return a.stream(w, r, func(ctx context.Context, s *sse) error {

@@ -41,6 +41,17 @@ func parseCursor(s string) (epoch, pos int64, err error) {
 	return epoch, pos, nil
 }
 
+// resume returns the query for the attempt of its cursor, if it has one, and the
+// position there.
+func (q Query) resume() (Query, int64, error) {
+	if q.After == "" {
+		return q, 0, nil
+	}
+	epoch, pos, err := parseCursor(q.After)
+	q.Epoch = epoch
+	return q, pos, err
+}
+
 // piece is what one step of a walk yields: part of a record.
 type piece struct {
 	record
@@ -248,13 +259,9 @@ const eventData = 64 << 10
 // to any node nothing is yielded twice and nothing left out. A slow yield delays
 // nobody else; its caller may block.
 func (s *Service) Events(ctx context.Context, viewer auth.Viewer, q Query, yield func(Event) error) error {
-	var pos int64
-	if q.After != "" {
-		epoch, at, err := parseCursor(q.After)
-		if err != nil {
-			return err
-		}
-		q.Epoch, pos = epoch, at
+	q, pos, err := q.resume()
+	if err != nil {
+		return err
 	}
 	t, err := s.find(ctx, viewer, q)
 	if err != nil {
@@ -331,6 +338,21 @@ func (s *Service) yieldSealed(ctx context.Context, k store.AttemptKey, snap snap
 	return yield(Event{Cursor: cursor(k.Epoch, snap.end), Sealed: &protocol.LogSealedEvent{
 		Epoch: k.Epoch, Bytes: snap.bytes, Lines: snap.lines, Truncated: snap.cut > 0, Gap: snap.gap > 0, Conclusion: a.Conclusion,
 	}})
+}
+
+// Followable returns what Events would refuse before its first event: a malformed
+// cursor (ErrInvalid), a log that is not there for the viewer (ErrNotFound) or not
+// any more (ErrGone).
+func (s *Service) Followable(ctx context.Context, viewer auth.Viewer, q Query) error {
+	q, _, err := q.resume()
+	if err != nil {
+		return err
+	}
+	l, err := s.Status(ctx, viewer, q)
+	if err == nil && l.State == store.LogExpired {
+		err = expired(l)
+	}
+	return err
 }
 
 // Status says how far a log is, without its bytes.

@@ -129,6 +129,10 @@ class Viewer {
       log: data => this.take(JSON.parse(data)),
       sealed: data => this.seal(JSON.parse(data)),
       attempt: () => refresh(),
+      problem: data => {
+        this.stream.close();
+        this.say(JSON.parse(data).detail);
+      },
       $lost: () => this.say("Reconnecting…"),
       $back: () => this.say(""),
       $denied: () => this.say("Signed out."),

@@ -65,8 +65,8 @@ export class Stream {
       const headers = {Accept: "text/event-stream"};
       if (this.id) headers["Last-Event-ID"] = this.id;
       const r = await fetch(this.address(), {headers, signal: abort.signal, cache: "no-store", credentials: "same-origin"});
-      if (r.status === 401 || r.status === 403 || r.status === 404) {
-        fire(r.status === 404 ? "$gone" : "$denied");
+      if (r.status === 401 || r.status === 403 || r.status === 404 || r.status === 410) {
+        fire(r.status === 404 || r.status === 410 ? "$gone" : "$denied");
         this.drop();
         this.closed = true;
         return;
