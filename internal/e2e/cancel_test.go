@@ -51,7 +51,13 @@ func TestCase_LOG_10_CancelMessageIsDroppedOnce(t *testing.T) {
 
 func cancelStubborn(t *testing.T, dropped bool) {
 	t.Helper()
-	w := newWorld(t, config{ttl: calm})
+	// A lease so long that the next renewal comes much later than the cancel.
+	length, most := 5*time.Minute, ci.DefaultGrace+10*time.Second
+	if dropped {
+		length = calm
+		most = length/3 + ci.DefaultGrace + 2*time.Second
+	}
+	w := newWorld(t, config{ttl: length})
 	a := w.machine("a")
 	p := a.through()
 	a.start()
@@ -71,9 +77,9 @@ func cancelStubborn(t *testing.T, dropped bool) {
 	if lost != nil {
 		<-lost
 	}
-	// The runner hears of it with its next renewal at the latest, then the grace
-	// begins.
-	w.gone(w.config.ttl/3 + ci.DefaultGrace + 2*time.Second)
+	// The runner hears of it at once, or with its next renewal when that message is
+	// lost; then the grace begins.
+	w.gone(most)
 	t.Logf("the tree was gone after %v", time.Since(began))
 	w.outcome(w.finished(id), "cancelled user", map[string]string{"build": "cancelled user"})
 	if r := w.forgeci("show", string(id), "--wait"); r.Code != 3 {

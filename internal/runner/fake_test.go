@@ -63,6 +63,7 @@ type controlPlane struct {
 	askDrain bool
 	hidden   *protocol.Ticket // granted by a test, not taken from the queue
 	polling  string           // request ID of the latest poll that is held
+	hints    chan struct{}    // a cancel that no watch has heard of
 }
 
 // fakeJob is one attempt as the server knows it.
@@ -95,7 +96,7 @@ func newControlPlane(t testing.TB, ttl time.Duration) *controlPlane {
 	return &controlPlane{
 		t: t, ttl: ttl, calls: map[string]int{}, tokens: map[string]bool{}, byClaim: map[string]*protocol.Ticket{},
 		jobs: map[ci.JobID]*fakeJob{}, wake: make(chan struct{}), blobs: map[string][]byte{},
-		held: map[string]bool{}, release: make(chan struct{}), partSize: 5 << 20,
+		held: map[string]bool{}, release: make(chan struct{}), partSize: 5 << 20, hints: make(chan struct{}, 1),
 	}
 }
 
@@ -175,7 +176,7 @@ func (s *controlPlane) handler() http.Handler {
 	mux := http.NewServeMux()
 	for route, h := range map[string]func(http.ResponseWriter, *http.Request) (any, error){
 		protocol.RouteRegister: s.doRegister, protocol.RouteOpenSession: s.doSession, protocol.RouteClaim: s.doClaim,
-		protocol.RouteOccupancy: s.doOccupancy, protocol.RouteDrain: s.doDrain, protocol.RouteHeartbeat: s.doHeartbeat,
+		protocol.RouteOccupancy: s.doOccupancy, protocol.RouteDrain: s.doDrain, protocol.RouteHeartbeat: s.doHeartbeat, protocol.RouteWatch: s.doWatch,
 		protocol.RoutePhase: s.leased(s.doPhase), protocol.RouteAppendLog: s.leased(s.doLog),
 		protocol.RouteComplete: s.doComplete, protocol.RouteHandOver: s.leased(s.doHandOver),
 		protocol.RouteFetchSource: s.leased(s.doSource), protocol.RouteNewArtifact: s.leased(s.doNewArtifact),
@@ -376,6 +377,35 @@ func (s *controlPlane) doHeartbeat(_ http.ResponseWriter, r *http.Request) (any,
 		out.Leases = append(out.Leases, a)
 	}
 	return out, nil
+}
+
+// doWatch waits for a hint, which one watch hears.
+func (s *controlPlane) doWatch(_ http.ResponseWriter, r *http.Request) (any, error) {
+	in, err := decode[protocol.Watch](r)
+	if err != nil {
+		return nil, err
+	}
+	timeout := time.NewTimer(in.Wait.Std())
+	defer timeout.Stop()
+	select {
+	case <-s.hints:
+		return protocol.Watched{Renew: true}, nil
+	case <-timeout.C:
+		return nil, nil
+	case <-r.Context().Done():
+		return nil, nil
+	}
+}
+
+// cancel cancels a job and hints at it.
+func (s *controlPlane) cancel(j *fakeJob) {
+	s.mu.Lock()
+	j.cancel = true
+	s.mu.Unlock()
+	select {
+	case s.hints <- struct{}{}:
+	default:
+	}
 }
 
 // check is the guard.

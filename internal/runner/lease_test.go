@@ -299,33 +299,50 @@ func TestCase_RUN_01_first_refusal_kills_the_job(t *testing.T) {
 
 func TestCase_CAN_01_cancelled_job_ends_within_its_grace(t *testing.T) {
 	t.Parallel()
-	inBubble(t, 15*time.Second, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
-		started := make(chan struct{})
-		r.exec.steps["hang"] = hang(started)
-		spec := job("hang", "echo never")
-		spec.Steps[1].If = "always()"
-		j := s.add(spec, nil)
-		r.start()
-		<-started
-		s.mu.Lock()
-		j.cancel = true
-		at := time.Now()
-		s.mu.Unlock()
-		r.finish(j)
-		// It is told at the next renewal and gets its grace of a second.
-		if d := time.Since(at); d > ci.RenewEvery(15*time.Second)+2*time.Second {
-			t.Errorf("ended after %s", d)
-		}
-		if j.complete.Conclusion != ci.ConclusionCancelled || !j.complete.Evidence.Terminated {
-			t.Errorf("completion %+v", j.complete)
-		}
-		if len(r.exec.scripts()) != 1 || j.steps[1].Conclusion != ci.ConclusionSkipped {
-			t.Errorf("steps %q, second %s", r.exec.scripts(), j.steps[1].Conclusion)
-		}
-		next := s.add(job("echo next"), nil)
-		r.finish(next)
-		r.drain()
-	})
+	const grace = time.Second
+	for name, c := range map[string]struct {
+		watch string // the fault of the route
+		most  time.Duration
+	}{
+		"":                              {"", grace},
+		"the server knows no watch":     {"404", ci.RenewEvery(5*time.Minute) + grace},
+		"the answer of a watch is lost": {"lost", ci.RenewEvery(5*time.Minute) + grace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, 5*time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+				s.fault = func(route string, _ int) string {
+					if route == protocol.RouteWatch {
+						return c.watch
+					}
+					return ""
+				}
+				started := make(chan struct{})
+				r.exec.steps["hang"] = hang(started)
+				spec := job("hang", "echo never")
+				spec.Steps[1].If = "always()"
+				j := s.add(spec, nil)
+				r.start()
+				<-started
+				time.Sleep(10 * time.Second)
+				s.cancel(j)
+				at := time.Now()
+				r.finish(j)
+				if d := time.Since(at); d > c.most+100*time.Millisecond {
+					t.Errorf("ended after %s", d)
+				}
+				if j.complete.Conclusion != ci.ConclusionCancelled || !j.complete.Evidence.Terminated {
+					t.Errorf("completion %+v", j.complete)
+				}
+				if len(r.exec.scripts()) != 1 || j.steps[1].Conclusion != ci.ConclusionSkipped {
+					t.Errorf("steps %q, second %s", r.exec.scripts(), j.steps[1].Conclusion)
+				}
+				next := s.add(job("echo next"), nil)
+				r.finish(next)
+				r.drain()
+			})
+		})
+	}
 }
 
 // The cancel arrives while the job prepares or reports: calls are refused as
