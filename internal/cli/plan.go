@@ -26,7 +26,8 @@ func (a *app) planCommand() *cobra.Command {
 		Long: `Show what would run: jobs with matrices expanded, in the order of the file, with
 what each of them waits for and needs of a runner. Needs no server.
 
-With --event it shows which of the workflow files an event would start, and why.`,
+With --event it shows which of the workflow files an event would start, and why;
+no event starts a run yet.`,
 		Example: "  forgeci plan --event push --branch main --path src/main.go\n  forgeci plan --file .forgeci/release.yaml --input version=1.2\n  forgeci plan --output json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -47,13 +48,31 @@ With --event it shows which of the workflow files an event would start, and why.
 	return cmd
 }
 
-// plan makes the plan of one workflow file.
-func (a *app) plan(co checkout, file string, inputs map[string]string, jobs []string) (ci.Plan, error) {
+// planOutput is what forgeci plan --output json prints: the plan, and what of it
+// has no effect yet.
+type planOutput struct {
+	ci.Plan
+	Warnings []workflow.Warning `json:"warnings,omitempty"`
+}
+
+// plan makes the plan of one workflow file, with the warnings that are about it.
+func (co checkout) plan(file string, inputs map[string]string, jobs []string) (planOutput, error) {
 	f, err := co.parse(file)
 	if err != nil {
-		return ci.Plan{}, err
+		return planOutput{}, err
 	}
-	return f.Compile(workflow.CompileOptions{Inputs: inputs, Jobs: jobs})
+	return planOf(f, inputs, jobs)
+}
+
+func planOf(f *workflow.File, inputs map[string]string, jobs []string) (planOutput, error) {
+	plan, err := f.Compile(workflow.CompileOptions{Inputs: inputs, Jobs: jobs})
+	out := planOutput{Plan: plan}
+	for _, w := range f.Warnings {
+		if w.Touches(plan) {
+			out.Warnings = append(out.Warnings, w)
+		}
+	}
+	return out, err
 }
 
 func (a *app) showPlan(cfg *planConfig, dir string) error {
@@ -71,9 +90,9 @@ func (a *app) showPlan(cfg *planConfig, dir string) error {
 	if err != nil {
 		return err
 	}
-	plans := make([]ci.Plan, len(co.files))
+	plans := make([]planOutput, len(co.files))
 	for i, file := range co.files {
-		if plans[i], err = a.plan(co, file, inputs, cfg.jobs); err != nil {
+		if plans[i], err = co.plan(file, inputs, cfg.jobs); err != nil {
 			return err
 		}
 	}
@@ -87,7 +106,10 @@ func (a *app) showPlan(cfg *planConfig, dir string) error {
 		if i > 0 {
 			a.out.line("")
 		}
-		a.printPlan(p)
+		a.printPlan(p.Plan)
+	}
+	for _, p := range plans {
+		a.warnBriefly(p.Warnings)
 	}
 	return nil
 }

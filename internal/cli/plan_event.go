@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"forgeci/internal/ci"
 	"forgeci/internal/workflow"
 )
 
@@ -102,10 +101,10 @@ func (h happening) touched(paths workflow.Filter) (bool, string) {
 
 // planned is what forgeci plan --event --output json prints for each file.
 type planned struct {
-	File   string   `json:"file"`
-	Starts bool     `json:"starts"`
-	Why    string   `json:"why"`
-	Plan   *ci.Plan `json:"plan,omitempty"`
+	File   string      `json:"file"`
+	Starts bool        `json:"starts"`
+	Why    string      `json:"why"`
+	Plan   *planOutput `json:"plan,omitempty"`
 }
 
 // planEvent shows which workflows an event starts, and their plans.
@@ -124,7 +123,7 @@ func (a *app) planEvent(cfg *planConfig, dir string, inputs map[string]string) e
 		if answers[i].Starts, answers[i].Why = cfg.starts(f.On); !answers[i].Starts {
 			continue
 		}
-		plan, err := f.Compile(workflow.CompileOptions{Inputs: inputs, Jobs: cfg.jobs})
+		plan, err := planOf(f, inputs, cfg.jobs)
 		if err != nil {
 			return err
 		}
@@ -145,7 +144,12 @@ func (a *app) planEvent(cfg *planConfig, dir string, inputs map[string]string) e
 	for _, p := range answers {
 		if p.Plan != nil {
 			a.out.line("")
-			a.printPlan(*p.Plan)
+			a.printPlan(p.Plan.Plan)
+		}
+	}
+	for _, p := range answers {
+		if p.Plan != nil {
+			a.warnBriefly(p.Plan.Warnings)
 		}
 	}
 	if !slices.ContainsFunc(answers, func(p planned) bool { return p.Starts }) {

@@ -87,6 +87,7 @@ func TestRunWithoutServer(t *testing.T) {
     env: {CODE: "0"}
     artifacts: {restore: [{from_job: build, name: out, path: in.txt}]}
   other:
+    reports: {kind: junit, path: out.xml}
     steps: ["exit 7"]
 `))
 	run := func(args ...string) testkit.Result {
@@ -116,8 +117,12 @@ func TestRunWithoutServer(t *testing.T) {
 	if got := must(os.ReadFile(filepath.Join(save, "out", "out.txt"))); string(got) != "made\n" {
 		t.Errorf("saved artifact: %q", got)
 	}
-	if r := run(); r.Code != 1 || !strings.Contains(r.Stderr, "other: failed") {
+	r = run()
+	if r.Code != 1 || !strings.Contains(r.Stderr, "other: failed") {
 		t.Errorf("a failing job: code %d, want 1\n%s", r.Code, r.Stderr)
+	}
+	if strings.Count(r.Stderr, "warning: `reports` has no effect yet") != 1 {
+		t.Errorf("what has no effect is told once:\n%s", r.Stderr)
 	}
 	r = run("--job", "build", "--output", "json")
 	var doc protocol.Run

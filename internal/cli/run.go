@@ -71,18 +71,13 @@ func (a *app) runLocally(ctx context.Context, cfg *runConfig, dir string) error 
 	if cfg.timeout < 0 || cfg.slots < 0 {
 		return usage("--timeout and --slots are not negative")
 	}
-	inputs, err := cfg.values()
-	if err != nil {
-		return err
-	}
 	co, err := cfg.find(dir)
 	if err != nil {
 		return err
 	}
-	for _, file := range co.files { // judged before anything is started
-		if _, err := a.plan(co, file, inputs, cfg.jobs); err != nil {
-			return err
-		}
+	inputs, err := a.examine(co, &cfg.submission)
+	if err != nil {
+		return err
 	}
 	ctx, stop := interruptible(ctx)
 	defer stop()
@@ -91,7 +86,7 @@ func (a *app) runLocally(ctx context.Context, cfg *runConfig, dir string) error 
 		return err
 	}
 	defer p.close()
-	created, err := a.send(ctx, p.client, co, &cfg.submission, "", "")
+	created, err := a.send(ctx, p.client, co, &cfg.submission, inputs, "", "")
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"forgeci/internal/protocol"
 	"forgeci/internal/source"
 	"forgeci/internal/source/git"
+	"forgeci/internal/workflow"
 )
 
 // submission says what is run.
@@ -105,33 +106,47 @@ func (a *app) submit(ctx context.Context, cfg *submitConfig, dir string) error {
 	if err != nil {
 		return err
 	}
+	inputs, err := a.examine(co, &cfg.submission)
+	if err != nil {
+		return err
+	}
 	ctx, stop := interruptible(ctx)
 	defer stop()
 	c, err := a.dial(&cfg.connection)
 	if err != nil {
 		return err
 	}
-	created, err := a.send(ctx, c, co, &cfg.submission, cfg.message, cfg.key)
+	created, err := a.send(ctx, c, co, &cfg.submission, inputs, cfg.message, cfg.key)
 	if err != nil {
 		return err
 	}
 	return a.submitted(ctx, c, created, cfg.waiting, cfg.output, !cfg.all)
 }
 
-// send judges the workflow files, captures the tree, uploads it if the server
-// does not have it, and creates a run for each file.
-func (a *app) send(
-	ctx context.Context, c *protocol.Client, co checkout, s *submission, message, key string,
-) ([]protocol.RunCreated, error) {
+// examine finds what is wrong with the workflow files before anything is started or
+// sent, and tells what the runs will not have though the files say so. It returns
+// the inputs.
+func (a *app) examine(co checkout, s *submission) (map[string]string, error) {
 	inputs, err := s.values()
 	if err != nil {
 		return nil, err
 	}
 	for _, file := range co.files {
-		if _, err := a.plan(co, file, inputs, s.jobs); err != nil {
+		plan, err := co.plan(file, inputs, s.jobs)
+		if err != nil {
 			return nil, err
 		}
+		// What starts runs is no matter of the run that is being started.
+		a.warnBriefly(slices.DeleteFunc(plan.Warnings, workflow.Warning.Starts))
 	}
+	return inputs, nil
+}
+
+// send captures the tree, uploads it if the server does not have it, and creates a
+// run for each workflow file.
+func (a *app) send(
+	ctx context.Context, c *protocol.Client, co checkout, s *submission, inputs map[string]string, message, key string,
+) ([]protocol.RunCreated, error) {
 	type description struct {
 		commit git.Commit
 		err    error

@@ -17,7 +17,8 @@ func (a *app) validateCommand() *cobra.Command {
 		Use:   "validate [FILE]...",
 		Short: "Check workflow files",
 		Long: `Check workflow files, all of the checkout's when none is named, and print every
-problem as file:line:column with the fix. Needs no server.`,
+problem as file:line:column with the fix, and a warning for every key that has no
+effect yet. Needs no server.`,
 		Example: "  forgeci validate\n  forgeci validate .forgeci/*.yaml --output json",
 		RunE:    func(_ *cobra.Command, args []string) error { return a.validate(o, args) },
 	}
@@ -27,9 +28,10 @@ problem as file:line:column with the fix. Needs no server.`,
 
 // verdict is what forgeci validate --output json prints for each file.
 type verdict struct {
-	File   string          `json:"file"`
-	Valid  bool            `json:"valid"`
-	Errors []ci.FieldError `json:"errors,omitempty"`
+	File     string             `json:"file"`
+	Valid    bool               `json:"valid"`
+	Errors   []ci.FieldError    `json:"errors,omitempty"`
+	Warnings []workflow.Warning `json:"warnings,omitempty"`
 }
 
 func (a *app) validate(o output, files []string) error {
@@ -65,6 +67,7 @@ func (a *app) validate(o output, files []string) error {
 		for _, e := range v.Errors {
 			a.err.line(clean(e.String()))
 		}
+		a.warn(v.Warnings)
 		if v.Valid {
 			a.out.line(clean(name) + ": " + a.out.paint(green, "valid"))
 		}
@@ -95,13 +98,42 @@ func judge(name string) (verdict, error) {
 	var e *ci.Error
 	switch {
 	case err == nil:
-		v.Valid = true
+		v.Valid, v.Warnings = true, f.Warnings
 	case errors.As(err, &e) && len(e.Fields) > 0:
 		v.Errors = e.Fields
 	default:
 		v.Errors = []ci.FieldError{{File: name, Detail: describe(err)}}
 	}
 	return v, nil
+}
+
+// warn writes every warning of a workflow file.
+func (a *app) warn(warnings []workflow.Warning) {
+	for _, w := range warnings {
+		a.err.line(a.err.paint(yellow, clean(w.String())))
+	}
+}
+
+// warnBriefly writes one line for each key without effect, at its first place.
+func (a *app) warnBriefly(warnings []workflow.Warning) {
+	first := map[string]int{} // by what is said
+	var said []workflow.Warning
+	var more []int
+	for _, w := range warnings {
+		i, known := first[w.Detail]
+		if !known {
+			i = len(said)
+			first[w.Detail] = i
+			said, more = append(said, w), append(more, -1)
+		}
+		more[i]++
+	}
+	for i, w := range said {
+		if more[i] > 0 {
+			w.Detail += " (and at " + ci.Count(more[i], "other place") + ")"
+		}
+		a.err.line(a.err.paint(yellow, clean(w.String())))
+	}
 }
 
 // needsInputs reports whether a plan cannot be made without values from outside.

@@ -23,6 +23,9 @@ type parser struct {
 	conditions []pendingCondition // checked when all jobs are known
 	byKey      map[string]*job
 
+	warnings []Warning
+	warned   map[warningPlace]int // where in warnings
+
 	data  []byte
 	lines [][]byte // of data, split when first asked for
 }
@@ -39,6 +42,7 @@ func (p *parser) fields(n *node, name string) *node {
 		if !t.has(e.key) {
 			p.add(e.at, "unknown key %s in %s: %s", quote(e.key), t.what, t.advice(e.key))
 		}
+		p.warn(name, e.key, e.at)
 	}
 	for _, r := range t.required {
 		if n.get(r) == nil {

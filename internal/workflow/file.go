@@ -23,6 +23,9 @@ type File struct {
 	On On
 	// Keys holds the jobs' names in the order of the file.
 	Keys []string
+	// Warnings are the places that ask for what nothing does yet, in the order of
+	// the file.
+	Warnings []Warning
 
 	priority    int
 	env         []setting
@@ -124,7 +127,7 @@ type restore struct {
 // with its line and column, the offending text and the fix.
 func Parse(path string, data []byte) (*File, error) {
 	limits := DefaultLimits()
-	p := &parser{problems: newProblems(path, limits.Problems), limits: limits, data: data}
+	p := &parser{problems: newProblems(path, limits.Problems), limits: limits, data: data, warned: map[warningPlace]int{}}
 	root := load(data, limits, p.problems)
 	if root == nil {
 		return nil, p.err()
@@ -181,6 +184,7 @@ func (p *parser) file(name string, data []byte, root *node) *File {
 	for _, j := range f.jobs {
 		f.Keys = append(f.Keys, j.key)
 	}
+	f.Warnings = p.sortedWarnings()
 	return f
 }
 

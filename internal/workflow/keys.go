@@ -9,6 +9,7 @@ type table struct {
 	keys     []keySpec
 	required []string
 	foreign  map[string]string // key of another system -> what to write instead
+	idle     map[string]string // key that has no effect yet -> what does not happen
 }
 
 type keySpec struct {
@@ -72,7 +73,7 @@ var tablesOnce = sync.OnceValue(func() map[string]*table {
 		tWorkflow: {what: "a workflow", required: []string{"version", "jobs"}, keys: []keySpec{
 			{"version", "Version of the format: 1.", schema{"const": 1}},
 			{"name", "Name shown for the workflow; the file's base name without it.", sText()},
-			{"on", "Events that start the workflow; without it every push and pull request does.", sOn()},
+			{"on", "Events that start the workflow; without it every push and pull request does. No event starts a run yet.", sOn()},
 			{"env", "Variables of all jobs.", sEnv()},
 			{"concurrency", "At most one run of the group at a time.", sConcurrency()},
 			{"defaults", "Values for jobs and steps that do not set them.", sRef(tDefaults)},
@@ -215,6 +216,9 @@ var tablesOnce = sync.OnceValue(func() map[string]*table {
 	}
 	for name, advice := range foreignKeys() {
 		all[name].foreign = advice
+	}
+	for name, idle := range withoutEffect() {
+		all[name].idle = idle
 	}
 	return all
 })

@@ -153,6 +153,7 @@ func (p *parser) event(on *On, n *node) {
 	if !ok {
 		return
 	}
+	p.warn(tOn, word, n.at)
 	switch word {
 	case "push":
 		on.Push = &Push{}

@@ -38,6 +38,9 @@ func (t *table) schema() schema {
 	properties := schema{}
 	for _, k := range t.keys {
 		v := schema{"description": k.doc}
+		if missing := t.idle[k.name]; missing != "" {
+			v["description"] = k.doc + " Checked, without effect yet: " + missing + "."
+		}
 		maps.Copy(v, k.value)
 		properties[k.name] = v
 	}
