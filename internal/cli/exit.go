@@ -203,12 +203,10 @@ func describe(err error) string {
 	return cleanText(err.Error())
 }
 
-// causeText is the text of what a typed error wraps, when it is not typed itself.
+// causeText is the text of what a typed error wraps, if it wraps anything.
 func causeText(e *ci.Error) string {
-	for _, cause := range e.Unwrap() {
-		if _, typed := errors.AsType[ci.Kind](cause); !typed {
-			return cause.Error()
-		}
+	if wrapped := e.Unwrap(); len(wrapped) > 1 { // the first is the kind
+		return describe(wrapped[1])
 	}
 	return ""
 }

@@ -99,6 +99,11 @@ func TestErrorsAreToldInFull(t *testing.T) {
 		t.Errorf("code %d, %q", code, stderr)
 	}
 	stderr.Reset()
+	if code := a.exit(ci.Errorf(ci.ErrUnavailable, "it cannot work here").WithCause(ci.Errorf(ci.ErrInvalid, "it is closed: chmod it"))); code != 5 ||
+		stderr.String() != "forgeci: it cannot work here (it is closed: chmod it)\n" {
+		t.Errorf("code %d, %q", code, stderr)
+	}
+	stderr.Reset()
 	if code := a.exit(ended(1)); code != 1 || stderr.Len() > 0 {
 		t.Errorf("code %d, %q: a result needs no message", code, stderr)
 	}
