@@ -229,6 +229,7 @@ type install struct {
 	t        *testing.T
 	dir, url string
 	variable string
+	env      []string // of the server, beside the variable
 	server   *testkit.Process
 }
 
@@ -245,7 +246,7 @@ func (in *install) start(args ...string) {
 	address := filepath.Join(in.dir, "address")
 	_ = os.Remove(address)
 	in.server = testkit.Start(in.t, testkit.Command{
-		Args: append([]string{"server", "--address-file", address}, args...), Dir: in.dir, Env: []string{in.variable},
+		Args: append([]string{"server", "--address-file", address}, args...), Dir: in.dir, Env: append(in.env, in.variable),
 	})
 	started := until(func() bool {
 		b, err := os.ReadFile(address)
@@ -466,6 +467,50 @@ func TestTheReadmesSecondRunnerStarts(t *testing.T) {
 	second := testkit.Start(t, in.command(strings.Fields(strings.Replace(string(line[1]), "URL", in.url, 1))...))
 	if !until(func() bool { return online(2) }) {
 		t.Errorf("the second runner is not online:\n%s", second.Stderr())
+	}
+}
+
+// Beside a server, jobs run as the user that they are given, with a data directory
+// that was closed before; a runner that could not give them that user refuses to
+// start and says why, and the server does not hear of it.
+func TestJobsHaveAUserOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		return // only root can give jobs another user
+	}
+	_, variable := mark(t)
+	in := &install{t: t, dir: must(os.MkdirTemp("", "forgeci-cli-")), variable: variable, env: []string{"TMPDIR=" + os.TempDir()}}
+	t.Cleanup(func() { _ = os.RemoveAll(in.dir) })
+	if err := os.Chmod(in.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	in.start("--listen", "127.0.0.1:0", "--runner")
+	online := func() bool { return strings.Contains(in.want(0, "runner", "list"), "online") }
+	if !until(online) {
+		t.Fatalf("the runner is not online:\n%s", in.server.Stderr())
+	}
+	in.server.Signal(t, syscall.SIGTERM)
+	in.server.Wait(t, 30*time.Second)
+
+	in.start("--listen", "127.0.0.1:0")
+	r := in.forgeci("runner", "--job-user", "nobody")
+	if want := filepath.Join(in.dir, "data"); r.Code != 2 || !strings.Contains(r.Stderr, want+" is closed to it") || !strings.Contains(r.Stderr, "chmod a+x "+want) {
+		t.Errorf("a runner whose jobs could not begin: code %d, want 2\n%s", r.Code, r.Stderr)
+	}
+	if online() {
+		t.Error("the server has heard of that runner")
+	}
+	in.server.Signal(t, syscall.SIGTERM)
+	in.server.Wait(t, 30*time.Second)
+
+	in.start("--listen", "127.0.0.1:0", "--runner", "--runner-job-user", "nobody")
+	value := strings.TrimPrefix(in.variable, "CLI_TEST_MARK=")
+	run := strings.TrimSpace(in.want(0, "submit", "--wait", tree(t, workflow(value, `
+  own:
+    steps: ["id -un; echo x >new; cat `+filepath.Join(in.dir, "data")+`/*.token `+filepath.Join(in.dir, "data")+`/server.key && exit 9; exit 0"]
+`))))
+	if out := in.want(0, "logs", "--stream", "stdout", run); out != "nobody\n" {
+		t.Errorf("the job's output: %q", out)
 	}
 }
 

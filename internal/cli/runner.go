@@ -103,11 +103,7 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 	if err != nil {
 		return err
 	}
-	mode := os.FileMode(0o700)
-	if user != nil {
-		mode = 0o711 // the job's user passes through to its workspace
-	}
-	if err := os.MkdirAll(data, mode); err != nil {
+	if err := makeRunnerData(data, user != nil); err != nil {
 		return ci.Errorf(ci.ErrInvalid, "--data: %s", err)
 	}
 	rooms, err := workspace.Open(filepath.Join(data, "work"), log)
@@ -129,6 +125,23 @@ func (a *app) runner(ctx context.Context, cfg *runnerConfig) error {
 	}
 	defer cfg.watch(ctx, a.Stdin, log, r.Drain, r.Stop)()
 	return r.Run(ctx)
+}
+
+// makeRunnerData makes the data directory of a runner, closed to others; a job's
+// user of its own passes through it to its workspace, whatever the umask is and
+// whether it was made without one.
+func makeRunnerData(dir string, passable bool) error {
+	if !passable {
+		return os.MkdirAll(dir, 0o700)
+	}
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return err
+	}
+	fi, err := os.Stat(dir)
+	if err == nil && fi.Mode().Perm()&0o011 != 0o011 {
+		err = os.Chmod(dir, fi.Mode().Perm()|0o011)
+	}
+	return err
 }
 
 // registrationToken finds the token: flags and environment, else the one that a

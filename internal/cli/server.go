@@ -214,8 +214,8 @@ func (c *serverConfig) config(a *app) (server.Config, error) {
 		return server.Config{}, usage("--lease-ttl %s: it is at least %s", c.leaseTTL, ci.MinLeaseTTL)
 	}
 	sc := server.Config{
-		DataDir: data, Passable: c.runner && c.runnerJobUser != "", Listen: c.listen, LeaseTTL: c.leaseTTL, TLSCert: c.tlsCert, TLSKey: c.tlsKey, InsecureHTTP: c.insecure,
-		URL: c.url, LogLimit: c.logLimit, Version: version(),
+		DataDir: data, Listen: c.listen, LeaseTTL: c.leaseTTL, TLSCert: c.tlsCert, TLSKey: c.tlsKey, InsecureHTTP: c.insecure,
+		Passable: c.runner && c.runnerJobUser != "", URL: c.url, LogLimit: c.logLimit, Version: version(),
 	}
 	if sc.Database, err = secret(c.database, c.databaseFile, "database"); err != nil {
 		return sc, err

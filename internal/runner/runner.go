@@ -46,7 +46,7 @@ type Config struct {
 	// Workspaces holds the jobs' directories. The caller closes it after Run.
 	Workspaces *workspace.Root
 	// JobUser owns what jobs may write; nil means the runner's own user. It is the
-	// user that the executors run steps as.
+	// user that the executors run steps as, and can reach Workspaces.
 	JobUser *executor.User
 	// Version is the build's version.
 	Version string
@@ -118,6 +118,11 @@ func New(cfg Config) (*Runner, error) {
 	def(&cfg.KeepSources, defaultSources)
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, ci.Errorf(ci.ErrUnavailable, "the data directory %s cannot be made", cfg.DataDir).WithCause(err)
+	}
+	if cfg.JobUser != nil {
+		if err := cfg.Workspaces.Reachable(cfg.JobUser); err != nil {
+			return nil, err
+		}
 	}
 	r := &Runner{cfg: cfg, log: cfg.Log, server: newLink(cfg.Client)}
 	id, err := openIdentity(cfg.DataDir, cfg.RegistrationToken, cfg.Name, cfg.Labels, r.server)

@@ -1,12 +1,26 @@
 package runner
 
 import (
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/runner/executor"
 )
+
+// A runner whose jobs could not enter their workspaces does not start.
+func TestARunnerThatItsJobsCannotReachSaysSoAtItsStart(t *testing.T) {
+	t.Parallel()
+	s := newControlPlane(t, time.Minute)
+	r := newRig(t, s, listen(t, s), func(c *Config) { c.JobUser = &executor.User{Name: "job", UID: 64321, GID: 64322} })
+	_, err := New(r.config)
+	if !errors.Is(err, ci.ErrInvalid) || !strings.Contains(err.Error(), "chmod a+x ") {
+		t.Errorf("%v", err)
+	}
+}
 
 func TestJobRunsFromClaimToCompletion(t *testing.T) {
 	t.Parallel()

@@ -16,9 +16,13 @@ import (
 )
 
 // serve starts a server over a data directory and returns it with what stops it.
-func serve(t *testing.T, dir string) (*server.Server, func()) {
+func serve(t *testing.T, dir string, change ...func(*server.Config)) (*server.Server, func()) {
 	t.Helper()
-	s, err := server.New(t.Context(), server.Config{DataDir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	cfg := server.Config{DataDir: dir, Listen: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s, err := server.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,6 +150,46 @@ func TestCase_S28_NothingInTheDataDirectoryIsForOthers(t *testing.T) {
 	}
 	_, stop := serve(t, dir)
 	defer stop()
+	wantPrivate(t, dir)
+}
+
+// S28: a data directory that a runner's job user passes through lets it pass, and
+// nothing of the server's is for it, also what a backup brought back with modes of
+// its own.
+func TestCase_S28_AJobUserOnlyPassesThroughTheDataDirectory(t *testing.T) {
+	t.Parallel()
+	passable := func(c *server.Config) { c.Passable = true }
+	fresh := filepath.Join(t.TempDir(), "data")
+	_, stop := serve(t, fresh, passable)
+	wantPrivate(t, fresh)
+	wantMode(t, fresh, 0o711)
+	stop()
+
+	used := filepath.Join(t.TempDir(), "data")
+	_, stop = serve(t, used)
+	wantMode(t, used, 0o700)
+	stop()
+	for name, mode := range map[string]fs.FileMode{"forgeci.db": 0o644, "server.key": 0o640, "admin.token": 0o604, "registration.token": 0o644, "blobs": 0o755} {
+		if err := os.Chmod(filepath.Join(used, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, stop = serve(t, used, passable)
+	defer stop()
+	wantPrivate(t, used)
+	wantMode(t, used, 0o711)
+}
+
+func wantMode(t *testing.T, name string, want fs.FileMode) {
+	t.Helper()
+	if fi, err := os.Stat(name); err != nil || fi.Mode().Perm() != want {
+		t.Errorf("%s has mode %s, want %s (%v)", name, fi.Mode(), want, err)
+	}
+}
+
+// wantPrivate demands that nothing in the directory of a server is for others.
+func wantPrivate(t *testing.T, dir string) {
+	t.Helper()
 	found := 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == dir {

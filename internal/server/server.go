@@ -39,6 +39,10 @@ import (
 type Config struct {
 	// DataDir holds the embedded database, local blobs, keys and bootstrap tokens.
 	DataDir string
+	// Passable lets other users pass through DataDir to what lies below it and is
+	// open to them, as a job's user does to the workspaces of a runner there. What
+	// the server keeps in it is closed to them all the same.
+	Passable bool
 	// Listen is the address to listen on.
 	Listen string
 	// Listener, when set, is listened on instead. The server closes it.
@@ -94,7 +98,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 
 func (s *Server) open(ctx context.Context) error {
 	cfg := &s.cfg
-	if err := makePrivate(cfg.DataDir); err != nil {
+	if err := makeData(cfg.DataDir, cfg.Passable); err != nil {
 		return err
 	}
 	if err := s.takeData(); err != nil {

@@ -34,6 +34,12 @@ type Dir struct {
 	owner *executor.User
 }
 
+// Reachable reports whether a user can pass to the directories of jobs. If not it
+// is ci.ErrInvalid and names the directory in the way.
+func (r *Root) Reachable(u *executor.User) error {
+	return reachable(filepath.Join(r.path, jobsDir), u)
+}
+
 // New makes the directory of a lease with what a job needs in it. Only the
 // runner's user can enter it, and owner when it is not nil, who owns all in it
 // that a job may write. It is ci.ErrConflict when the lease has one already, and
@@ -44,7 +50,7 @@ func (r *Root) New(lease ci.LeaseRef, owner *executor.User) (*Dir, error) {
 	}
 	d := &Dir{root: r, key: key(lease), lease: lease, owner: owner}
 	if owner != nil {
-		if err := reachable(filepath.Join(r.path, jobsDir), owner); err != nil {
+		if err := r.Reachable(owner); err != nil {
 			return nil, err
 		}
 	}
