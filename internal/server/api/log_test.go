@@ -49,7 +49,7 @@ func TestALogThatCannotBeFollowedSaysWhy(t *testing.T) {
 		check("a damaged piece", "", 200, "event: problem\ndata: {\"type\":\"urn:forgeci:error:digest\"")
 		s.api.Logs = living
 
-		s.end(s.lease)
+		s.end("a", s.lease, nil)
 		key := store.AttemptKey{Job: s.lease.Job, Epoch: s.lease.Epoch}
 		living.Ended(key)
 		for until := time.Now().Add(20 * time.Second); ; <-time.After(2 * time.Millisecond) {
