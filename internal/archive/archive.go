@@ -65,6 +65,9 @@ type Limits struct {
 	File int64
 	// Path is the largest length of a path or a link's target in bytes.
 	Path int
+	// Names is the largest sum of the lengths of all paths and links' targets: what
+	// whoever keeps the entries has to hold in memory.
+	Names int64
 	// Ratio is the largest ratio of bytes before to bytes after compression,
 	// held at every point past the first 64 MiB.
 	Ratio int64
@@ -73,15 +76,16 @@ type Limits struct {
 }
 
 // SourceLimits are the bounds of a source snapshot: names without control
-// bytes, paths as long as git and Linux take them.
+// bytes, paths as long as git and Linux take them, with 134 bytes to each of the
+// most entries.
 func SourceLimits() Limits {
-	return Limits{Entries: 500_000, Bytes: 32 << 30, File: 8 << 30, Path: 4096, Ratio: 1000}
+	return Limits{Entries: 500_000, Bytes: 32 << 30, File: 8 << 30, Path: 4096, Names: 64 << 20, Ratio: 1000}
 }
 
 // ArtifactLimits are the bounds of an artifact: every name that a file system
 // can hold comes back as it was.
 func ArtifactLimits() Limits {
-	return Limits{Entries: 1_000_000, Bytes: 1 << 40, File: 512 << 30, Path: 32 << 10, Ratio: 1000, ControlBytes: true}
+	return Limits{Entries: 1_000_000, Bytes: 1 << 40, File: 512 << 30, Path: 32 << 10, Names: 256 << 20, Ratio: 1000, ControlBytes: true}
 }
 
 // Stats counts an archive.

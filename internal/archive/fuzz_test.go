@@ -15,7 +15,7 @@ import (
 
 // fuzzLimits keep one input cheap.
 func fuzzLimits() archive.Limits {
-	return archive.Limits{Entries: 1000, Bytes: 4 << 20, File: 4 << 20, Path: 1024, Ratio: 1000}
+	return archive.Limits{Entries: 1000, Bytes: 4 << 20, File: 4 << 20, Path: 1024, Names: 1 << 20, Ratio: 1000}
 }
 
 // FuzzRead feeds the reader plain tars (the fuzzer cannot invent a zstd frame

@@ -362,7 +362,7 @@ func TestAttack_S44_Bombs(t *testing.T) { //nolint:paralleltest // it measures m
 		}
 		return buf.Bytes()
 	}
-	many := func(n int) []byte {
+	many := func(n int, rest string) []byte {
 		var buf bytes.Buffer
 		z, err := zstd.NewWriter(&buf)
 		if err != nil {
@@ -370,7 +370,7 @@ func TestAttack_S44_Bombs(t *testing.T) { //nolint:paralleltest // it measures m
 		}
 		w := tar.NewWriter(z)
 		for i := range n {
-			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("%09d", i), Mode: 0o644}); err != nil {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("%09d", i) + rest, Mode: 0o644}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -397,10 +397,11 @@ func TestAttack_S44_Bombs(t *testing.T) { //nolint:paralleltest // it measures m
 	}{
 		"ratio":              {big("bomb", 200<<20), limits},
 		"one file":           {big("bomb", 2<<20), small},
-		"entries":            {many(limits.Entries + 1), limits},
+		"entries":            {many(limits.Entries+1, ""), limits},
+		"long names":         {many(20_000, strings.Repeat("/"+strings.Repeat("n", 200), 20)), limits},
 		"endless extensions": {endless(), limits},
-		"many empty":         {craft(t, file("a"), file("b")), archive.Limits{Entries: 1, Bytes: 1 << 20, File: 1 << 20, Path: 100, Ratio: 100}},
-		"sum":                {craft(t, file("a"), file("b")), archive.Limits{Entries: 10, Bytes: 5, File: 5, Path: 100, Ratio: 100}},
+		"many empty":         {craft(t, file("a"), file("b")), archive.Limits{Entries: 1, Bytes: 1 << 20, File: 1 << 20, Path: 100, Names: 100, Ratio: 100}},
+		"sum":                {craft(t, file("a"), file("b")), archive.Limits{Entries: 10, Bytes: 5, File: 5, Path: 100, Names: 100, Ratio: 100}},
 		"window":             {window(t), limits},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -111,6 +111,7 @@ type guard struct {
 	lim   Limits
 	last  string
 	stats Stats
+	names int64 // bytes of all paths and links' targets
 	// opens holds the non-directories that are byte prefixes of last, shortest
 	// first: only they could be parents of what follows.
 	opens []string
@@ -128,6 +129,9 @@ func newGuard(lim Limits) *guard {
 func (g *guard) add(e Entry) error {
 	if len(e.Path) > g.lim.Path {
 		return ci.Errorf(ci.ErrTooLarge, "archive entry %s: the name has %d bytes, the limit is %d", quote(e.Path), len(e.Path), g.lim.Path)
+	}
+	if g.names += int64(len(e.Path) + len(e.Link)); g.names > g.lim.Names {
+		return ci.Errorf(ci.ErrTooLarge, "archive entry %s: the names have more than %d bytes together", quote(e.Path), g.lim.Names)
 	}
 	if err := CheckPath(e.Path, g.lim.ControlBytes); err != nil {
 		return err

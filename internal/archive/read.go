@@ -71,9 +71,10 @@ func Read(ctx context.Context, r io.Reader, lim Limits, visit func(e Entry, cont
 	return g.stats, g.finish()
 }
 
-// entryOf translates a tar header, or refuses its type.
+// entryOf translates a tar header, or refuses its type. The entry's names are its
+// own: those of the header are cut out of all of its records, and would keep them.
 func entryOf(h *tar.Header) (Entry, error) {
-	e := Entry{Path: h.Name}
+	e := Entry{Path: strings.Clone(h.Name)}
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
 			return e, ci.Errorf(ci.ErrUnsafe, "unsafe archive entry %s: a sparse file", quote(h.Name))
@@ -85,9 +86,9 @@ func entryOf(h *tar.Header) (Entry, error) {
 	case tar.TypeReg:
 		e.Type, e.Size = File, h.Size
 	case tar.TypeDir:
-		e.Type, e.Path = Dir, strings.TrimSuffix(h.Name, "/")
+		e.Type, e.Path = Dir, strings.TrimSuffix(e.Path, "/")
 	case tar.TypeSymlink:
-		e.Type, e.Mode, e.Link = Symlink, 0o777, h.Linkname
+		e.Type, e.Mode, e.Link = Symlink, 0o777, strings.Clone(h.Linkname)
 	case tar.TypeLink:
 		return e, ci.Errorf(ci.ErrUnsafe, "unsafe archive entry %s: a hard link to %s", quote(h.Name), quote(h.Linkname))
 	case tar.TypeChar, tar.TypeBlock:

@@ -159,7 +159,7 @@ func snapshot(t testing.TB, dir string) ([]byte, string) {
 	if _, err := archive.Pack(t.Context(), &b, root, files, archive.SourceLimits(), 1); err != nil {
 		t.Fatal(err)
 	}
-	_, digest, err := source.Verify(t.Context(), bytes.NewReader(b.Bytes()), archive.SourceLimits())
+	digest, err := source.Verify(t.Context(), bytes.NewReader(b.Bytes()), archive.SourceLimits(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func BenchmarkSnapshot50k(b *testing.B) {
 		b.SetBytes(s.Bytes)
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := source.Verify(b.Context(), s.Open(), archive.SourceLimits()); err != nil {
+			if _, err := source.Verify(b.Context(), s.Open(), archive.SourceLimits(), nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -128,7 +128,7 @@ func BenchmarkSnapshotSmall(b *testing.B) {
 	})
 	b.Run("verify", func(b *testing.B) {
 		for b.Loop() {
-			if _, _, err := source.Verify(b.Context(), s.Open(), archive.SourceLimits()); err != nil {
+			if _, err := source.Verify(b.Context(), s.Open(), archive.SourceLimits(), nil); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"hash"
 	"io/fs"
 
 	"forgeci/internal/archive"
@@ -62,18 +63,49 @@ func (m Manifest) Encode() []byte {
 	}
 	b := append(make([]byte, 0, size), manifestHeader...)
 	for i := range m {
-		e := &m[i]
-		b = append(b, byte(e.Kind))
-		b = binary.BigEndian.AppendUint32(b, uint32(len(e.Path)))
-		b = append(b, e.Path...)
-		b = binary.BigEndian.AppendUint64(b, uint64(e.Size))
-		b = append(b, e.SHA256[:]...)
+		b = m[i].append(b)
 	}
 	return b
 }
 
+// append appends the entry's encoding.
+func (e *Entry) append(b []byte) []byte {
+	b = append(b, byte(e.Kind))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(e.Path)))
+	b = append(b, e.Path...)
+	b = binary.BigEndian.AppendUint64(b, uint64(e.Size))
+	return append(b, e.SHA256[:]...)
+}
+
 // Digest returns the canonical source digest, "sha256:" and lower-case hex.
-func (m Manifest) Digest() string { return digestText(sha256.Sum256(m.Encode())) }
+func (m Manifest) Digest() string {
+	d := newDigester()
+	for i := range m {
+		d.add(&m[i])
+	}
+	return d.digest()
+}
+
+// digester takes the digest of a manifest entry by entry, of which it keeps none.
+type digester struct {
+	sum hash.Hash
+	buf []byte
+}
+
+func newDigester() *digester {
+	d := &digester{sum: sha256.New()}
+	d.sum.Write([]byte(manifestHeader))
+	return d
+}
+
+// add adds the next entry.
+func (d *digester) add(e *Entry) {
+	d.buf = e.append(d.buf[:0])
+	d.sum.Write(d.buf)
+}
+
+// digest returns the digest of what was added.
+func (d *digester) digest() string { return digestText([32]byte(d.sum.Sum(nil))) }
 
 func digestText(sum [32]byte) string { return "sha256:" + hex.EncodeToString(sum[:]) }
 

@@ -1,6 +1,7 @@
 package source_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -12,11 +13,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 
 	"forgeci/internal/archive"
 	"forgeci/internal/ci"
@@ -211,7 +215,8 @@ func TestMaterialiseGivesWhatWasCaptured(t *testing.T) { //nolint:paralleltest /
 			t.Error("the materialised tree has another digest")
 		}
 	}
-	m, digest, err := source.Verify(t.Context(), s.Open(), archive.SourceLimits())
+	var m source.Manifest
+	digest, err := source.Verify(t.Context(), s.Open(), archive.SourceLimits(), func(e source.Entry) { m = append(m, e) })
 	if err != nil || digest != s.Digest || !slices.Equal(m, s.Manifest) {
 		t.Errorf("Verify: %s, %v, want %s", digest, err, s.Digest)
 	}
@@ -321,7 +326,7 @@ func TestVerifyRefusesWhatNoCaptureMakes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := source.Verify(t.Context(), bytes.NewReader(buf.Bytes()), archive.SourceLimits()); !errors.Is(err, ci.ErrUnsafe) {
+			if _, err := source.Verify(t.Context(), bytes.NewReader(buf.Bytes()), archive.SourceLimits(), nil); !errors.Is(err, ci.ErrUnsafe) {
 				t.Errorf("Verify: %v, want ErrUnsafe", err)
 			}
 			blob := filepath.Join(t.TempDir(), "blob")
@@ -647,6 +652,52 @@ func FuzzDecodeManifest(f *testing.F) {
 	})
 }
 
+// ATTACKS S44: names that are as long as they may be, and headers that are as long
+// around short ones, in a snapshot of some kilobytes, take no memory from the
+// server that verifies it.
+func TestAttack_S44_VerifyKeepsNothing(t *testing.T) { //nolint:paralleltest // it measures memory
+	rest, junk := strings.Repeat("/"+strings.Repeat("n", 200), 20), strings.Repeat("j", 20<<10)
+	for what, c := range map[string]struct {
+		n     int
+		entry func(i int) *tar.Header
+	}{
+		"60 MiB of names": {15_000, func(i int) *tar.Header {
+			return &tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("%09d", i) + rest, Mode: 0o644}
+		}},
+		// A letter beyond ASCII brings the name into the extended header.
+		"100 MiB of headers": {5_000, func(i int) *tar.Header {
+			return &tar.Header{Typeflag: tar.TypeSymlink, Name: fmt.Sprintf("é%d", 100_000+i), Linkname: "to", PAXRecords: map[string]string{"TEST.junk": junk}}
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var packed bytes.Buffer
+			z, err := zstd.NewWriter(&packed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := tar.NewWriter(z)
+			for i := range c.n {
+				if err := w.WriteHeader(c.entry(i)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(w.Close(), z.Close()); err != nil {
+				t.Fatal(err)
+			}
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			if _, err := source.Verify(t.Context(), &packed, archive.SourceLimits(), nil); err != nil {
+				t.Fatal(err)
+			}
+			runtime.ReadMemStats(&after)
+			if grown := int64(after.Sys) - int64(before.Sys); grown > 40<<20 {
+				t.Errorf("memory grew by %d MiB", grown>>20)
+			}
+		})
+	}
+}
+
 func FuzzVerify(f *testing.F) {
 	dir := f.TempDir()
 	write(f, dir, "a", "content", 0o644)
@@ -665,9 +716,10 @@ func FuzzVerify(f *testing.F) {
 	}
 	f.Add(buf.Bytes())
 	f.Add([]byte{})
-	lim := archive.Limits{Entries: 100, Bytes: 1 << 20, File: 1 << 20, Path: 256, Ratio: 100}
+	lim := archive.Limits{Entries: 100, Bytes: 1 << 20, File: 1 << 20, Path: 256, Names: 1 << 16, Ratio: 100}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, digest, err := source.Verify(t.Context(), bytes.NewReader(b), lim)
+		var m source.Manifest
+		digest, err := source.Verify(t.Context(), bytes.NewReader(b), lim, func(e source.Entry) { m = append(m, e) })
 		if err != nil {
 			if _, ok := errors.AsType[*ci.Error](err); !ok {
 				t.Errorf("error %v is not typed", err)

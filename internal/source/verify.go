@@ -11,12 +11,13 @@ import (
 	"forgeci/internal/ci"
 )
 
-// Verify reads a snapshot's archive to its end and recomputes its manifest and
-// digest without writing anything. It refuses whatever Materialise would: what
-// it accepts can be materialised anywhere with the same digest. It holds the
-// manifest and about 12 MiB in memory.
-func Verify(ctx context.Context, r io.Reader, lim archive.Limits) (Manifest, string, error) {
-	var m Manifest
+// Verify reads a snapshot's archive to its end and recomputes its digest without
+// writing anything; each, unless it is nil, is told the entries of its manifest in
+// order. It refuses whatever Materialise would: what it accepts can be materialised
+// anywhere with the same digest. It holds the names of links and about 12 MiB in
+// memory, however much the archive holds.
+func Verify(ctx context.Context, r io.Reader, lim archive.Limits, each func(Entry)) (string, error) {
+	manifest := newDigester()
 	sum := sha256.New()
 	buf := make([]byte, 64<<10)
 	_, err := archive.Read(ctx, r, lim, func(a archive.Entry, content io.Reader) error {
@@ -30,13 +31,17 @@ func Verify(ctx context.Context, r io.Reader, lim archive.Limits) (Manifest, str
 			}
 			sum.Sum(a.SHA256[:0])
 		}
-		m = append(m, entryOf(&a))
+		e := entryOf(&a)
+		manifest.add(&e)
+		if each != nil {
+			each(e)
+		}
 		return nil
 	})
 	if err != nil {
-		return nil, "", err
+		return "", err
 	}
-	return m, m.Digest(), nil
+	return manifest.digest(), nil
 }
 
 // Want is what a snapshot must be.

@@ -80,18 +80,17 @@ func (a *API) putSnapshot(w http.ResponseWriter, r *http.Request, c caller) erro
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	manifest, digest, err := source.Verify(ctx, f, archive.SourceLimits())
+	blobSum := [32]byte(sum.Sum(nil))
+	src := store.Source{BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size}
+	src.Digest, err = source.Verify(ctx, f, archive.SourceLimits(), func(e source.Entry) {
+		src.Files++
+		src.Bytes += e.Size
+	})
 	if err != nil {
 		return err
 	}
-	if digest != want {
-		return ci.Errorf(ci.ErrDigest, "the snapshot's manifest has digest %s, the address says %s", digest, clip(want, 80))
-	}
-	blobSum := [32]byte(sum.Sum(nil))
-	src := store.Source{Digest: digest, BlobDigest: "sha256:" + hex.EncodeToString(blobSum[:]), Size: size}
-	for _, e := range manifest {
-		src.Files++
-		src.Bytes += e.Size
+	if src.Digest != want {
+		return ci.Errorf(ci.ErrDigest, "the snapshot's manifest has digest %s, the address says %s", src.Digest, clip(want, 80))
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
