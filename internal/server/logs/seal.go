@@ -3,6 +3,7 @@ package logs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -96,6 +97,8 @@ func (s *Service) finish(ctx context.Context, ps *packs) (int, error) {
 	switch {
 	case err == nil:
 		return len(sealed), failed
+	case isLate(err): // they are archived anew
+		return 0, errors.Join(failed, err)
 	case passing(err):
 		s.unrecorded = append(s.unrecorded, unrecorded{sealed, objects, ps.now})
 		return 0, errors.Join(failed, err)
@@ -127,7 +130,7 @@ type unrecorded struct {
 func (s *Service) recordAgain(ctx context.Context) error {
 	for len(s.unrecorded) > 0 {
 		u := s.unrecorded[0]
-		if err := s.record(ctx, u.logs, u.objects, u.madeUS); passing(err) && !errors.Is(err, errLate) {
+		if err := s.record(ctx, u.logs, u.objects, u.madeUS); passing(err) {
 			return err
 		}
 		// Else the logs are sealed, or archived anew.
@@ -219,9 +222,19 @@ func (s *Service) hint(k store.AttemptKey) {
 	s.hinted[k] = true
 }
 
-// errLate is the end of an attempt to record archives that are too old: as objects
-// without a row they may be collected.
-var errLate error = unavailable("sealing took too long", time.Second)
+// lateError says that archives are too old to be recorded: as objects without a
+// row they may be collected.
+type lateError struct{ made, now int64 }
+
+// Error implements error.
+func (e lateError) Error() string {
+	return fmt.Sprintf("sealing took too long: %s", time.Duration(e.now-e.made)*time.Microsecond)
+}
+
+func isLate(err error) bool {
+	_, late := errors.AsType[lateError](err)
+	return late
+}
 
 // record makes verified archives the logs' bytes and releases what they replace.
 func (s *Service) record(ctx context.Context, batch []store.Log, objects []store.LogObject, madeUS int64) error {
@@ -232,7 +245,7 @@ func (s *Service) record(ctx context.Context, batch []store.Log, objects []store
 			return err
 		}
 		if now-madeUS > (archiveOrphan / 2).Microseconds() {
-			return errLate
+			return lateError{madeUS, now}
 		}
 		won, err = tx.SealLogs(ctx, batch, objects, now)
 		return err
