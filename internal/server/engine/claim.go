@@ -409,7 +409,7 @@ func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []
 		j.State, j.Phase = ci.StateRunning, ci.PhaseClaimed
 		j.Epoch++
 		ref := ci.LeaseRef{Run: j.Run, Job: j.ID, Runner: s.Runner, Session: s.ID, Lease: t.e.newLeaseID(), Epoch: j.Epoch}
-		attempts = append(attempts, store.NewAttempt{Ref: ref, Org: j.Org, ClaimRequest: op.request})
+		attempts = append(attempts, store.NewAttempt{Ref: ref, Org: j.Org, ClaimRequest: op.request, DeadlineUS: t.e.deadline(j, now)})
 		changed = append(changed, j)
 		runs[j.Run] = true
 		op.lease = &ref

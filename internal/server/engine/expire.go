@@ -189,7 +189,7 @@ func (t *txn) endAgainst(ctx context.Context, found []store.Lease, evidence stri
 		}
 		outcome := policy.Lost(cause, j.Phase, t.e.retryPolicy(spec, *b.runs[l.Run]), used(j), t.e.InfraBudget)
 		if cause == ci.ReasonOverdue {
-			limit := t.e.overdueAfter(spec, j.Phase)
+			limit := t.e.overdueAfter(j)
 			outcome.Detail = fmt.Sprintf("the server's limit of %s is reached (%s for the phase, %s grace, a lease TTL of %s): %s", ci.Duration(limit),
 				ci.Duration(limit-t.e.Grace-t.e.LeaseTTL), ci.Duration(t.e.Grace), ci.Duration(t.e.LeaseTTL), outcome.Detail)
 		}

@@ -18,8 +18,8 @@ type phaseOp struct {
 
 // SetPhase records how far an attempt has come, before the runner acts on it, and
 // the transitions of its steps. A phase never goes back; repeating the current
-// one changes nothing. Refused while the run is cancelling. From executing on
-// the server holds a limit of its own: job timeout + grace + TTL.
+// one changes nothing. Refused while the run is cancelling. In each phase the server
+// holds a limit of its own, too: job timeout + grace + TTL.
 func (e *Engine) SetPhase(ctx context.Context, held Held, req protocol.SetPhase) error {
 	if req.Phase != "" && req.Phase.Order() < 0 {
 		return invalid("/phase", "%q is not a phase", clip(string(req.Phase), 64))
@@ -39,7 +39,7 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 	if len(ops) == 0 {
 		return nil
 	}
-	var refs, limited []ci.LeaseRef
+	var refs []ci.LeaseRef
 	var phases []ci.Phase
 	var steps []store.StepOf
 	latest := map[ci.JobID]int{} // position in refs
@@ -73,21 +73,19 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 			refs = append(refs, ref)
 			phases = append(phases, op.req.Phase)
 		}
-		if op.req.Phase == ci.PhaseExecuting || op.req.Phase == ci.PhaseFinalising {
-			limited = append(limited, ref)
-		}
 		t.record(store.Audit{
 			Org: j.Org, Actor: string(ref.Runner), Action: "phase", Run: j.Run, Job: j.ID, Epoch: j.Epoch,
 			Detail: string(op.req.Phase),
 		})
 	}
 	if len(refs) > 0 {
-		if err := t.SetPhases(ctx, refs, phases, b.now); err != nil {
+		deadlines := make([]int64, len(refs))
+		for i, ref := range refs {
+			deadlines[i] = t.e.deadline(b.jobs[ref.Job], b.now)
+		}
+		if err := t.SetPhases(ctx, refs, phases, deadlines, b.now); err != nil {
 			return err
 		}
-	}
-	if err := t.limitPhase(ctx, b, limited); err != nil {
-		return err
 	}
 	return t.UpsertSteps(ctx, steps, b.now)
 }
@@ -96,37 +94,18 @@ func (t *txn) phaseBatch(ctx context.Context, b *board, leases map[ci.JobID]*sto
 // not count towards its job's timeout.
 const finaliseLeast = time.Hour
 
-// limitPhase sets the server's own limit on attempts that start executing, or
-// finalising.
-func (t *txn) limitPhase(ctx context.Context, b *board, refs []ci.LeaseRef) error {
-	if len(refs) == 0 {
-		return nil
-	}
-	ids := make([]ci.JobID, len(refs))
-	for i, r := range refs {
-		ids[i] = r.Job
-	}
-	specs, err := t.Specs(ctx, ids)
-	if err != nil {
-		return err
-	}
-	deadlines := make([]int64, len(refs))
-	for i, r := range refs {
-		spec, err := decodeSpec(specs[r.Job])
-		if err != nil {
-			return err
-		}
-		deadlines[i] = b.now + t.e.overdueAfter(spec, b.jobs[r.Job].Phase).Microseconds()
-	}
-	return t.SetDeadlines(ctx, refs, deadlines, b.now)
-}
-
-// overdueAfter is how long an attempt may be in a phase before the server ends
-// its lease: the runner has let the limit of its own and the grace pass.
-func (e *Engine) overdueAfter(spec ci.JobSpec, phase ci.Phase) time.Duration {
-	limit := spec.Timeout.Std()
-	if phase == ci.PhaseFinalising {
+// overdueAfter is how long an attempt may be in a phase before the server ends its
+// lease: the runner has let the limit of its own and the grace pass, or waits for
+// something that no limit of its own ends. It counts from the claim, and anew from
+// each phase: none is shorter than the runner's own.
+func (e *Engine) overdueAfter(j *store.Job) time.Duration {
+	limit := time.Duration(j.TimeoutUS) * time.Microsecond
+	if j.Phase == ci.PhaseFinalising {
 		limit = max(limit, finaliseLeast)
 	}
 	return limit + e.Grace + e.LeaseTTL
+}
+
+func (e *Engine) deadline(j *store.Job, now int64) int64 {
+	return now + e.overdueAfter(j).Microseconds()
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -277,7 +278,7 @@ func (t *txn) jobRows(ctx context.Context, n newRun, run store.Run, now int64) (
 		id := ci.JobID(e.IDs.New(ci.PrefixJob))
 		rows[i] = store.NewJob{Spec: string(text), Job: store.Job{
 			ID: id, Run: run.ID, Org: run.Org, Index: int64(i), Name: spec.Name,
-			Key: spec.Key, Shape: shape, Prio: -(int64(n.Plan.Priority)*1_000_000 + int64(spec.Priority)), Chain: int64(chains[i]),
+			Key: spec.Key, TimeoutUS: cmp.Or(spec.Timeout, ci.DefaultJobTimeout).Std().Microseconds(), Shape: shape, Prio: -(int64(n.Plan.Priority)*1_000_000 + int64(spec.Priority)), Chain: int64(chains[i]),
 			State: ci.StateWaiting, OperationID: operationID(id),
 		}}
 		if spec.AllowFailure {

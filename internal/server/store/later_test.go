@@ -42,7 +42,7 @@ func TestWhatIsPutOffIsSeenAndIsNotForgotten(t *testing.T) {
 			if err := tx.UpdateJobs(t.Context(), []*store.Job{&js[0], &js[1]}); err != nil {
 				return err
 			}
-			_ = tx.SetPhases(t.Context(), []ci.LeaseRef{{Run: run.ID, Job: jobs[0]}}, []ci.Phase{ci.PhasePreparing}, w.Now()) // no such lease
+			_ = tx.SetPhases(t.Context(), []ci.LeaseRef{{Run: run.ID, Job: jobs[0]}}, []ci.Phase{ci.PhasePreparing}, []int64{0}, w.Now()) // no such lease
 			_, _ = tx.Jobs(t.Context(), jobs)
 			return nil
 		})

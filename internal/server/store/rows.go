@@ -133,6 +133,7 @@ type Job struct {
 	Index        int64
 	Name         string
 	Key          string
+	TimeoutUS    int64
 	Shape        string
 	Prio         int64
 	Chain        int64
@@ -163,7 +164,7 @@ type Job struct {
 
 func scanJob(r scanner, v *Job) error {
 	var exit sql.NullInt64
-	err := r.Scan(&v.ID, &v.Run, &v.Org, &v.Index, &v.Name, &v.Key, &v.Shape, &v.Prio, &v.Chain, &v.AllowFailure,
+	err := r.Scan(&v.ID, &v.Run, &v.Org, &v.Index, &v.Name, &v.Key, &v.TimeoutUS, &v.Shape, &v.Prio, &v.Chain, &v.AllowFailure,
 		&v.OperationID, &v.NeedsLeft, &v.State, &v.Conclusion, &v.Reason, &v.Detail, &v.Generation, &v.Epoch, &v.Phase,
 		&v.InfraUsed, &v.GrantedUsed, &exit, &v.Outputs, &v.PinnedFrom, &v.DeadUS, &v.RequeuedRun, &v.ReadyUS,
 		&v.StartedUS, &v.FinishedUS)

@@ -75,6 +75,7 @@ type NewAttempt struct {
 	Ref          ci.LeaseRef
 	Org          ci.OrgID
 	ClaimRequest string
+	DeadlineUS   int64 // the server's own limit on its first phase
 }
 
 // InsertAttempts inserts attempts, their leases and their occupancy.
@@ -83,7 +84,7 @@ func (t *Tx) InsertAttempts(ctx context.Context, as []NewAttempt, now, expiresUS
 	for _, a := range as {
 		m[string(a.Ref.Job)] = map[string]any{
 			"r": a.Ref.Run, "o": a.Org, "l": a.Ref.Lease, "n": a.Ref.Runner,
-			"s": a.Ref.Session, "e": a.Ref.Epoch, "q": a.ClaimRequest,
+			"s": a.Ref.Session, "e": a.Ref.Epoch, "q": a.ClaimRequest, "d": a.DeadlineUS,
 		}
 	}
 	set := object(m)
@@ -97,11 +98,6 @@ func (t *Tx) InsertAttempts(ctx context.Context, as []NewAttempt, now, expiresUS
 // CancelLeases asks the holders to stop and returns their sessions.
 func (t *Tx) CancelLeases(ctx context.Context, jobs []ci.JobID) ([]ci.SessionID, error) {
 	return query(ctx, t, "LeasesCancel", func(r scanner, v *ci.SessionID) error { return r.Scan(v) }, keys(jobs))
-}
-
-// SetDeadlines sets the server's own limit on executing attempts.
-func (t *Tx) SetDeadlines(ctx context.Context, rs []ci.LeaseRef, deadlineUS []int64, now int64) error {
-	return t.later(ctx, "LeasesDeadline", -1, "leases", refs(rs, func(i int, f map[string]any) { f["d"] = deadlineUS[i] }), now)
 }
 
 // ExpiredLeases returns leases that have run out, or are past the server's limit.
@@ -122,7 +118,7 @@ func (t *Tx) LeasesOfRunner(ctx context.Context, id ci.RunnerID) ([]Lease, error
 // ShiftLeases lets live leases run out later by forwardUS, a jump of the database's
 // clock (0: it was set back), and all at the latest a TTL from now: what would run
 // out later was set before the clock was set back. No lease ends before it would
-// have, or a TTL from now if that is sooner. The limits of execution move as their
+// have, or a TTL from now if that is sooner. The limits of phases move as their
 // leases do, but for those that were set behind a jump of a TTL or more.
 func (t *Tx) ShiftLeases(ctx context.Context, forwardUS, now, ttlUS int64) (int64, error) {
 	set := int64(math.MaxInt64)
@@ -201,10 +197,14 @@ func (t *Tx) AttemptsOfJob(ctx context.Context, job ci.JobID) ([]Attempt, error)
 	return query(ctx, t, "AttemptsOfJob", scanAttempt, job)
 }
 
-// SetPhases records phases of attempts whose lease is current.
-func (t *Tx) SetPhases(ctx context.Context, rs []ci.LeaseRef, phases []ci.Phase, now int64) error {
-	set := refs(rs, func(i int, f map[string]any) { f["p"] = phases[i] })
+// SetPhases records phases of attempts whose lease is current, and the server's own
+// limits on them.
+func (t *Tx) SetPhases(ctx context.Context, rs []ci.LeaseRef, phases []ci.Phase, deadlineUS []int64, now int64) error {
+	set := refs(rs, func(i int, f map[string]any) { f["p"], f["d"] = phases[i], deadlineUS[i] })
 	if err := t.later(ctx, "AttemptsPhase", len(rs), "attempts", set, now); err != nil {
+		return err
+	}
+	if err := t.later(ctx, "LeasesDeadline", len(rs), "leases", set, now); err != nil {
 		return err
 	}
 	return t.later(ctx, "JobsPhase", len(rs), "jobs", set, now)

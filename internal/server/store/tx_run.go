@@ -117,7 +117,7 @@ func (t *Tx) InsertJobs(ctx context.Context, jobs []NewJob, needs [][2]ci.JobID)
 	m := make(map[string]any, len(jobs))
 	for _, j := range jobs {
 		m[string(j.ID)] = map[string]any{
-			"run": j.Run, "org": j.Org, "idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "shape": j.Shape,
+			"run": j.Run, "org": j.Org, "idx": j.Index, "name": j.Name, "key": j.Key, "spec": j.Spec, "timeout": j.TimeoutUS, "shape": j.Shape,
 			"prio": j.Prio, "chain": j.Chain, "allow": j.AllowFailure, "op": j.OperationID, "needs": j.NeedsLeft,
 			"state": j.State, "conclusion": j.Conclusion, "reason": j.Reason, "outputs": j.Outputs, "pinned": j.PinnedFrom,
 			"finished": j.FinishedUS, "generation": j.Generation, "ready": j.ReadyUS,

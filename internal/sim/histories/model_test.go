@@ -53,10 +53,10 @@ type lease struct {
 	ref      ci.LeaseRef
 	runner   int
 	expires  span
-	deadline span // hi 0: none
+	deadline span // of its phase
 	cancel   bool
 	known    int64 // when its claim was answered
-	limited  int64 // when the phase was that set its deadline
+	limited  int64 // when what set its deadline was answered
 }
 
 type job struct {

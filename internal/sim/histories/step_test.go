@@ -307,6 +307,7 @@ func (t *turn) claim() bool {
 	}
 	j.state, j.phase, j.epoch, j.reported, j.last = ci.StateRunning, ci.PhaseClaimed, ref.Epoch, false, at.lo
 	j.held, j.lease = true, lease{ref: ref, runner: t.in.runner, expires: span{at.lo + ttlUS, at.hi + ttlUS}, known: t.out.ret}
+	t.limit(where, j, at)
 	if r.state == ci.StateWaiting {
 		r.state = ci.StateRunning
 	}
@@ -361,15 +362,21 @@ func (t *turn) setPhase() bool {
 	}
 	t.accepts(r, j, t.in.ref, activeOnly, at)
 	j.last = at.lo
-	if (t.in.phase == ci.PhaseExecuting || t.in.phase == ci.PhaseFinalising) && j.phase != t.in.phase {
-		limit := (t.jobs[where.job].timeout + grace + ttl).Microseconds()
-		if t.in.phase == ci.PhaseFinalising { // uploads have an hour at least
-			limit = (time.Hour + grace + ttl).Microseconds()
-		}
-		j.lease.deadline, j.lease.limited = span{at.lo + limit, at.hi + limit}, t.out.ret
+	if j.phase != t.in.phase {
+		j.phase = t.in.phase
+		t.limit(where, j, at)
 	}
-	j.phase = t.in.phase
 	return true
+}
+
+// limit is the server's own limit on a phase that began at an instant.
+func (t *turn) limit(where place, j *job, at span) {
+	d := t.jobs[where.job].timeout
+	if j.phase == ci.PhaseFinalising { // uploads have an hour at least
+		d = time.Hour
+	}
+	limit := (d + grace + ttl).Microseconds()
+	j.lease.deadline, j.lease.limited = span{at.lo + limit, at.hi + limit}, t.out.ret
 }
 
 // end is a result or a hand-over.

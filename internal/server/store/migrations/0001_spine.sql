@@ -163,6 +163,7 @@ CREATE TABLE job (
   name TEXT NOT NULL,
   key TEXT NOT NULL,
   spec TEXT NOT NULL,                           -- ci.JobSpec, JSON
+  timeout_us BIGINT NOT NULL,                   -- of it: its time limit
   shape_id TEXT NOT NULL REFERENCES shape (id),
   prio BIGINT NOT NULL,                         -- lower runs first
   chain BIGINT NOT NULL,                        -- longest chain of jobs behind it, itself included
@@ -242,7 +243,7 @@ CREATE TABLE lease (
   session_id TEXT NOT NULL,
   epoch BIGINT NOT NULL,
   cancel BIGINT NOT NULL DEFAULT 0,
-  deadline_us BIGINT NOT NULL DEFAULT 0,        -- job timeout + grace + TTL; 0 until it executes
+  deadline_us BIGINT NOT NULL DEFAULT 0,        -- from the phase's begin: job timeout + grace + TTL
   expires_us BIGINT NOT NULL
 );
 CREATE INDEX lease_session ON lease (session_id);

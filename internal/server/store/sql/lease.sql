@@ -23,15 +23,16 @@ DELETE FROM lease WHERE (job_id, lease_id, epoch) IN
   (SELECT key, value->>'l', CAST(value->>'e' AS BIGINT) FROM json_each($1)) RETURNING job_id;
 
 -- name: LeasesInsert
-INSERT INTO lease (job_id, run_id, org_id, lease_id, runner_id, session_id, epoch, expires_us)
-SELECT key, value->>'r', value->>'o', value->>'l', value->>'n', value->>'s', CAST(value->>'e' AS BIGINT), CAST($2 AS BIGINT)
+INSERT INTO lease (job_id, run_id, org_id, lease_id, runner_id, session_id, epoch, deadline_us, expires_us)
+SELECT key, value->>'r', value->>'o', value->>'l', value->>'n', value->>'s', CAST(value->>'e' AS BIGINT),
+  CAST(value->>'d' AS BIGINT), CAST($2 AS BIGINT)
 FROM json_each($1) WHERE true;
 
 -- name: LeasesCancel
 UPDATE lease SET cancel = 1 WHERE job_id IN (SELECT key FROM json_each($1)) RETURNING session_id;
 
 -- name: LeasesDeadline
--- The server's own limit on an executing attempt (timeout + grace + TTL).
+-- The server's own limit on a phase of an attempt (timeout + grace + TTL).
 UPDATE lease SET deadline_us = (SELECT CAST(x.value->>'d' AS BIGINT) FROM json_each($1) x WHERE x.key = lease.job_id)
 WHERE {{lease_is_current}};
 
@@ -46,7 +47,7 @@ SELECT {{lease}} FROM lease WHERE session_id IN (SELECT id FROM session WHERE ru
 
 -- name: LeasesShift
 -- Later by $1, none later than $2; what runs out between $3 and $2 was made or
--- renewed behind the jump, and its limit of execution with it.
+-- renewed behind the jump, and the limit of its phase with it.
 UPDATE lease SET expires_us = CASE WHEN expires_us + $1 < $2 THEN expires_us + $1 ELSE $2 END,
   deadline_us = CASE WHEN deadline_us = 0 THEN 0 WHEN expires_us > $2 THEN deadline_us - (expires_us - $2)
     WHEN expires_us > $3 THEN deadline_us ELSE deadline_us + $1 END
@@ -58,7 +59,7 @@ SELECT COALESCE(MAX(expires_us), 0) FROM lease;
 -- name: LeasesShorten
 -- Leases that would live longer than any is given: the clock was set back while
 -- no server looked.
--- The limit of execution was as far off as the lease.
+-- The limit of its phase was as far off as the lease.
 UPDATE lease SET expires_us = $2, deadline_us = CASE WHEN deadline_us > 0 THEN deadline_us - (expires_us - $2) ELSE 0 END
 WHERE expires_us > $1;
 

@@ -48,10 +48,10 @@ UPDATE run SET state = 'running', started_us = $2 WHERE id IN (
   SELECT r.id FROM run r WHERE r.id IN (SELECT key FROM json_each($1)) AND CASE r.state WHEN 'waiting' THEN 1 ELSE 0 END > 0 /*lock skip*/);
 
 -- name: JobsInsert
-INSERT INTO job (id, run_id, org_id, idx, name, key, spec, shape_id, prio, chain, allow_failure, operation_id, needs_left,
+INSERT INTO job (id, run_id, org_id, idx, name, key, spec, timeout_us, shape_id, prio, chain, allow_failure, operation_id, needs_left,
   state, conclusion, reason, outputs, pinned_from, finished_us, generation, ready_us)
-SELECT key, value->>'run', value->>'org', CAST(value->>'idx' AS BIGINT), value->>'name', value->>'key', value->>'spec', value->>'shape',
-  CAST(value->>'prio' AS BIGINT), CAST(value->>'chain' AS BIGINT), CAST(value->>'allow' AS BIGINT), value->>'op',
+SELECT key, value->>'run', value->>'org', CAST(value->>'idx' AS BIGINT), value->>'name', value->>'key', value->>'spec',
+  CAST(value->>'timeout' AS BIGINT), value->>'shape', CAST(value->>'prio' AS BIGINT), CAST(value->>'chain' AS BIGINT), CAST(value->>'allow' AS BIGINT), value->>'op',
   CAST(value->>'needs' AS BIGINT), value->>'state', value->>'conclusion', value->>'reason', value->>'outputs',
   value->>'pinned', CAST(value->>'finished' AS BIGINT), CAST(value->>'generation' AS BIGINT), CAST(value->>'ready' AS BIGINT)
 FROM json_each($1) WHERE true;

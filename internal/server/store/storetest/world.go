@@ -172,7 +172,7 @@ func (w *World) Run(specs ...ci.JobSpec) (store.Run, []ci.JobID) {
 				key = name
 			}
 			jobs = append(jobs, store.NewJob{Spec: string(text), Job: store.Job{
-				ID: ids[i], Run: run.ID, Org: run.Org, Index: int64(i), Name: name, Key: key, Shape: "shape",
+				ID: ids[i], Run: run.ID, Org: run.Org, Index: int64(i), Name: name, Key: key, TimeoutUS: spec.Timeout.Std().Microseconds(), Shape: "shape",
 				Chain: 1, OperationID: string(ids[i]), State: ci.StateWaiting,
 			}})
 			if i > 0 {
