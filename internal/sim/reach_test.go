@@ -138,7 +138,7 @@ func faultKinds() []string {
 	return append([]string{
 		"crash", "crash before commit", "crash behind commit", "deadlock", "failed, not stored", "failed, but stored",
 		"lock wait", "overtaken", "read failed", "request lost", "reply lost", "duplicate", "lie",
-		"runner crash", "runner crash while it opens a session", "runner restart", "runner paused or resumed", "runner drains", "node stopped or started",
+		"runner crash", "runner crash while it opens a session", "runner restart", "runner paused or resumed", "runner drains", "runner's polls are refused", "node stopped or started",
 		"the database's clock jumps", "the database's clock is set a little", "the database's clock changes its rate", "time passes",
 	}, storeFaults()...)
 }
@@ -147,7 +147,7 @@ func faultKinds() []string {
 func sometimes() []string {
 	return []string{
 		evGrantLost, evGrantShutdown, evGrantPrepare, evGrantTimeout, evGrantExit, evGrantUsedUp, evBudget, evUnstarted, evAbort,
-		evLost, evRestarted, evRefused, evOmitted, evOverdue, evFenced, evShutdown,
+		evLost, evRestarted, evRefused, evOmitted, evOverdue, evOverdueEarly, evFenced, evShutdown,
 		evHandBack, evHandOverAborts, evHandOverLate,
 		evCancelFirst, evCompletionFirst, evCancelTwice, evCancelProof, evCancelFence,
 		evQuarantineProof, evQuarantineFence, evClockRepaired, evStopsItself,
@@ -173,6 +173,7 @@ const (
 	evRefused        = "ended: runner refused"
 	evOmitted        = "ended: heartbeats left the lease out"
 	evOverdue        = "ended: overdue"
+	evOverdueEarly   = "overdue before user code: requeued"
 	evFenced         = "ended: host fenced"
 	evShutdown       = "ended: runner shutdown"
 	evHandBack       = "hand-over: requeued"
@@ -198,7 +199,7 @@ const (
 
 	evEarlierLife    = "call of an earlier process life arrived behind the next life's session"
 	evEarlierSession = "opening of a session arrived behind that of the next life"
-	evTwoSessions    = "jobs of one runner under two sessions"
+	evTwoSessions    = "session opened while jobs of an earlier one run"
 
 	evLogTwice     = "repeated chunks acknowledged"
 	evLogHole      = "chunks stored behind a hole"
@@ -265,6 +266,9 @@ func (w *world) sawReason(detail string) {
 		w.saw(evAbort)
 	case early:
 		w.saw(evUnstarted)
+	}
+	if early && strings.Contains(detail, string(ci.ReasonOverdue)) {
+		w.saw(evOverdueEarly)
 	}
 	switch {
 	case shutdown && (granted || early):

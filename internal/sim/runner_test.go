@@ -270,6 +270,9 @@ func (r *runner) open() {
 		}
 		r.session, r.latest, r.openRequest = got.Session, got.Session, ""
 		r.settled = asks
+		if len(r.works) > 0 {
+			w.saw(evTwoSessions)
+		}
 		r.left = slices.DeleteFunc(r.left, func(b *box) bool { return slices.Contains(told, b) })
 	}})
 }
@@ -362,9 +365,6 @@ func (r *runner) beat() {
 	of := map[ci.SessionID][]*work{}
 	for _, k := range r.works {
 		of[k.ref.Session] = append(of[k.ref.Session], k)
-	}
-	if len(of) > 1 {
-		r.w.saw(evTwoSessions)
 	}
 	for _, session := range keysOf(of) {
 		r.beatFor(session, of[session])
@@ -617,6 +617,9 @@ func (k *work) next() {
 		k.handOver(ci.ReasonRunnerShutdown)
 		return
 	}
+	if k.hangs() {
+		return
+	}
 	switch k.stage { //nolint:exhaustive // it has ended then
 	case stageClaimed:
 		if k.outcome == 99 {
@@ -672,6 +675,12 @@ func (k *work) executing() {
 			k.doneAt = math.MaxInt64 // it hangs, and its runner keeps no time limit
 		}
 	})
+}
+
+// hangs reports whether the attempt hangs before its commands. Its runner keeps no
+// time limit, and renews.
+func (k *work) hangs() bool {
+	return !k.r.w.healing && (k.stage == stageClaimed && k.outcome == 93 || k.stage == stagePrepared && k.outcome == 94)
 }
 
 // result says how the commands ended.

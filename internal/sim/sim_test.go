@@ -198,6 +198,8 @@ func (w *world) disturb() {
 			w.db.jump(w.now, delta)
 			w.fair.jump(w.now, max(delta, 0))
 		})
+	case k == 20 && rn.alive && rn.session != "" && !rn.draining: // its credential was replaced, say
+		fault("runner's polls are refused", func() { rn.session = "" })
 	case k < 20:
 		rate := []float64{0.5, 0.9, 1, 1, 1.1, 1.9}[r.IntN(6)]
 		fault("the database's clock changes its rate", func() {
