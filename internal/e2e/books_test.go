@@ -257,6 +257,15 @@ func (w *world) begun(log string, attempt int) {
 	}
 }
 
+// unchanged demands that the log of a fenced attempt is what it was when another
+// had taken over: nothing that came late was taken.
+func (w *world) unchanged(job ci.JobID, attempt int64, before string) {
+	w.t.Helper()
+	if got := w.log(job, attempt, "stdout"); got != before {
+		w.t.Errorf("the log of attempt %d has grown from %d to %d bytes after its lease was over", attempt, len(before), len(got))
+	}
+}
+
 // refusals makes every lease call as the impostor and demands that each is
 // refused because the lease is not current. It returns how many it made.
 func (p impostor) refusals() int {

@@ -149,6 +149,8 @@ func critical(t *testing.T, c config) {
 	third := w.machine("third", "compile").start()
 	w.machine("fourth", "test").start()
 	w.came("compile", 3)
+	compile := w.job(id, "compile").ID
+	before := map[int64]string{1: w.log(compile, 1, "stdout"), 2: w.log(compile, 2, "stdout")}
 	first.signal(syscall.SIGCONT)
 	w.sign("go.1") // should it still be able to, it would publish now
 	w.until(5*time.Second, "the sandbox of the attempt that came back to end", func() bool { return len(w.processes(1)) == 0 })
@@ -162,6 +164,9 @@ func critical(t *testing.T, c config) {
 	w.attempts(job, "aborted runner_lost", "aborted runner_lost", "success *")
 	if got := job.Attempt[2].RunnerName; got != third.name {
 		t.Errorf("attempt 3 was made by %s", got)
+	}
+	for attempt, log := range before {
+		w.unchanged(compile, attempt, log)
 	}
 	test := w.job(id, "test")
 	w.attempts(test, "success *")

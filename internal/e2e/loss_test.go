@@ -128,6 +128,65 @@ func TestCase_RUN_02_RunnerAndServerStop(t *testing.T) {
 	w.close()
 }
 
+// The same with a runner that is asked to stop, once or twice, while the server is
+// being stopped, too: once, it ends its job well when the server is back; twice, it
+// leaves nothing, and what it could not say is known when it starts again.
+func TestCase_RUN_02_RunnerIsToldToStopAndTheServerStops(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		signals  int
+		run, job string
+		attempts string
+	}{
+		"once":  {1, "success", "success", "success *"},
+		"twice": {2, "failed infrastructure", "aborted runner_restarted", "aborted runner_restarted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, config{ttl: calm})
+			a := w.machine("a").start()
+			id := w.submit(counting(""), nil)
+			w.came("build", 1)
+			a.signal(syscall.SIGTERM)
+			w.until(patience, "the runner to drain", func() bool { return has(a.proc.Stderr(), "draining") })
+			w.server.Signal(t, syscall.SIGTERM)
+			if code := w.server.Wait(t, patience); code != 0 {
+				t.Errorf("the server ended with %d", code)
+			}
+			if c.signals == 2 {
+				a.signal(syscall.SIGTERM)
+				w.gone(ci.DefaultGrace + 5*time.Second)
+			}
+			pass(2 * time.Second)
+			if c.signals == 2 {
+				a.proc.Wait(t, patience)
+			}
+			w.serve()
+			w.sign("go")
+			if c.signals == 2 {
+				a.start()
+				w.gone(0)
+				w.until(w.config.ttl+ci.SweepEvery(w.config.ttl)+2*time.Second, "the job not to be running", func() bool {
+					return w.job(id, "build").State == ci.StateFinished
+				})
+			} else if code := a.proc.Wait(t, patience); code != 0 {
+				t.Errorf("the runner ended with %d", code)
+			}
+			w.outcome(w.finished(id), c.run, map[string]string{"build": c.job})
+			job := w.job(id, "build")
+			w.attempts(job, c.attempts)
+			if c.signals == 1 {
+				w.counted(w.log(job.ID, 1, "stdout"), 1)
+			} else {
+				w.begun(w.log(job.ID, 1, "stdout"), 1)
+			}
+			if b := w.close(); b.total() != 0 {
+				t.Errorf("calls were refused: %v", b.rejections)
+			}
+		})
+	}
+}
+
 // A runner that starts again reports at once what has ended, long before the
 // lease would have: by policy the job goes on, on the same machine.
 func TestRestartedRunnerReportsTermination(t *testing.T) {
@@ -183,6 +242,7 @@ func TestCase_RUN_01_PausedRunnerComesBackTooLate(t *testing.T) {
 		t.Error("the paused runner's job has ended by itself: the test proves nothing")
 	}
 	job := w.job(id, "build")
+	before := w.log(job.ID, 1, "stdout")
 	made := a.impostor(job, 1).refusals()
 	a.signal(syscall.SIGCONT)
 	took := w.until(5*time.Second, "the stale runner's job to be killed", func() bool { return len(w.processes(1)) == 0 })
@@ -197,7 +257,8 @@ func TestCase_RUN_01_PausedRunnerComesBackTooLate(t *testing.T) {
 	if got := job.Attempt[1].RunnerName; got != b.name {
 		t.Errorf("attempt 2 was made by %s", got)
 	}
-	w.begun(w.log(job.ID, 1, "stdout"), 1)
+	w.unchanged(job.ID, 1, before)
+	w.begun(before, 1)
 	w.counted(w.log(job.ID, 2, "stdout"), 2)
 	books := w.close()
 	got := books.total()
@@ -248,12 +309,15 @@ func TestCase_RUN_01_PartitionedRunnerStopsItself(t *testing.T) {
 		t.Errorf("the server has ended the lease and %d processes of the attempt run", len(left))
 	}
 	w.came("build", 2)
+	before := w.log(w.job(id, "build").ID, 1, "stdout")
 	p.Heal()
+	pass(w.config.ttl / 3) // what it could not send comes now
 	w.sign("go")
 	w.outcome(w.finished(id), "success", map[string]string{"build": "success"})
 	job := w.job(id, "build")
 	w.attempts(job, "aborted runner_lost", "success *")
-	w.begun(w.log(job.ID, 1, "stdout"), 1)
+	w.unchanged(job.ID, 1, before)
+	w.begun(before, 1)
 	w.counted(w.log(job.ID, 2, "stdout"), 2)
 	if own := w.close(); own.total() > 3 {
 		t.Errorf("the runner went on after its lease was over: %v", own.rejections)

@@ -1,6 +1,9 @@
 package e2e_test
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +68,52 @@ func (w *world) retry(id ci.RunID, args ...string) ci.RunID {
 		w.t.Fatalf("forgeci retry ended with %d", r.Code)
 	}
 	return ci.RunID(strings.TrimSpace(r.Stdout))
+}
+
+// A retry runs what was submitted, whatever has become of the checkout since:
+// files and workflow changed, or nothing left of it.
+func TestCase_RERUN_02_RetryUsesWhatWasSubmitted(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(dir string) error{
+		"changed": func(dir string) error {
+			return errors.Join(
+				os.WriteFile(filepath.Join(dir, ".forgeci.yaml"), []byte("version: 1\njobs:\n  other: {steps: [exit 9]}\n"), 0o644),
+				os.WriteFile(filepath.Join(dir, "input"), []byte("new\n"), 0o644),
+				os.WriteFile(filepath.Join(dir, "more"), []byte("new\n"), 0o644),
+			)
+		},
+		"not a workflow any more": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, ".forgeci.yaml"), []byte("jobs: [:"), 0o644)
+		},
+		"workflow deleted": func(dir string) error { return os.Remove(filepath.Join(dir, ".forgeci.yaml")) },
+		"all deleted":      os.RemoveAll,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, config{ttl: calm})
+			w.machine("a").start()
+			dir := w.checkout("\n  - name: build\n    steps: ['cat input; ls', '[ -e \"$SIGNS/mended\" ]']\n", map[string]string{"input": "old\n"})
+			r := w.forgeci("submit", dir)
+			first := ci.RunID(strings.TrimSpace(r.Stdout))
+			was := w.finished(first)
+			w.outcome(was, "failed job_failed", map[string]string{"build": "failed exit"})
+			if err := change(dir); err != nil {
+				t.Fatal(err)
+			}
+			w.sign("mended") // what it failed for was outside
+			for _, args := range [][]string{nil, {"--failed"}} {
+				again := w.finished(w.retry(first, args...))
+				w.outcome(again, "success", map[string]string{"build": "success"})
+				if again.ParentRun != first || again.SourceDigest != was.SourceDigest {
+					t.Errorf("the retry is of %q, its source is %s; it was %s", again.ParentRun, again.SourceDigest, was.SourceDigest)
+				}
+				if got := w.log(w.job(again.ID, "build").ID, 1, "stdout"); got != "old\ninput\n" {
+					t.Errorf("the retry saw %q", got)
+				}
+			}
+			w.close()
+		})
+	}
 }
 
 // A runner that is lost again and again: attempts until the policy's or the
