@@ -91,6 +91,8 @@ func lookOnce(ctx context.Context, c *protocol.Client, runs []protocol.Run) {
 func resultOf(err error) string {
 	stop, ok := errors.AsType[stopped](err)
 	switch {
+	case !ok && ci.KindOf(err) == ci.ErrNotFound:
+		return string(ci.ErrNotFound)
 	case !ok:
 		return "error"
 	case stop.code == exitTimeout:
@@ -100,6 +102,15 @@ func resultOf(err error) string {
 	default:
 		return "interrupted"
 	}
+}
+
+// unseen ends a command that saw no end of what it waits for: the last line of
+// --output jsonl says so.
+func (a *app) unseen(err error, o output) error {
+	if o.form != outputLines {
+		return err
+	}
+	return errors.Join(err, a.printJSONLine(awaited{Result: resultOf(err), Code: codeOf(err)}))
 }
 
 // printAwaited prints finished runs in the chosen form; one alone is not an array.

@@ -66,12 +66,14 @@ func (a *app) show(ctx context.Context, cfg *showConfig, args []string) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := within(ctx, cfg.timeout) // also what is looked for before the wait
+	defer cancel()
 	if cfg.commit != "" {
 		return a.showCommit(ctx, c, cfg)
 	}
 	run, job, err := a.target(ctx, c, args[0], cfg.wait)
 	if err != nil {
-		return err
+		return a.unseen(err, cfg.output)
 	}
 	if job != "" {
 		return a.showJob(ctx, c, cfg, run, job)
@@ -87,7 +89,7 @@ func (a *app) show(ctx context.Context, cfg *showConfig, args []string) error {
 		a.printRun(r)
 		return nil
 	}
-	runs, err := a.awaitRuns(ctx, c, []ci.RunID{run}, cfg.waiting, cfg.output)
+	runs, err := a.awaitRuns(ctx, c, []ci.RunID{run}, waiting{failFast: cfg.failFast}, cfg.output)
 	if err != nil && runs[0].State == "" {
 		return err // nothing is known but the name that was given
 	}
@@ -111,25 +113,25 @@ func (a *app) showCommit(ctx context.Context, c *protocol.Client, cfg *showConfi
 			return runs, err
 		})
 		if err != nil {
-			return err
+			return a.unseen(err, cfg.output)
 		}
 		found = runs
 		if len(found) > 0 || !cfg.wait || time.Since(begun) > cfg.grace {
 			break
 		}
 		if err := pause(ctx, time.Second); err != nil {
-			return err
+			return a.unseen(err, cfg.output)
 		}
 	}
 	if len(found) == 0 {
-		return ci.Errorf(ci.ErrNotFound, "there is no run of commit %s", cfg.commit)
+		return a.unseen(ci.Errorf(ci.ErrNotFound, "there is no run of commit %s", cfg.commit), cfg.output)
 	}
 	ids := make([]ci.RunID, len(found))
 	for i, r := range found {
 		ids[i] = r.ID
 	}
 	if cfg.wait {
-		runs, err := a.awaitRuns(ctx, c, ids, cfg.waiting, cfg.output)
+		runs, err := a.awaitRuns(ctx, c, ids, waiting{failFast: cfg.failFast}, cfg.output)
 		if err != nil {
 			return a.cutShort(err, cfg.output, runs, false)
 		}

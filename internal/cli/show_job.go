@@ -19,11 +19,9 @@ func (a *app) showJob(ctx context.Context, c *protocol.Client, cfg *showConfig, 
 		}
 		return a.printJobAs(cfg.output, job)
 	}
-	ctx, cancel := within(ctx, cfg.timeout)
-	defer cancel()
 	job, err := patiently(ctx, a, read)
 	if err != nil {
-		return err
+		return a.unseen(err, cfg.output)
 	}
 	job, err = a.awaitJob(ctx, c, job, func(j protocol.JobSummary) error {
 		if cfg.form == outputLines {
@@ -36,7 +34,7 @@ func (a *app) showJob(ctx context.Context, c *protocol.Client, cfg *showConfig, 
 		a.leaving(err, job.Run.ID)
 		switch cfg.form {
 		case outputLines:
-			return errors.Join(err, a.printJSONLine(awaited{Result: resultOf(err), Code: codeOf(err)}))
+			return a.unseen(err, cfg.output)
 		case outputJSON:
 			return errors.Join(err, a.printJSON(a.lastLook(ctx, c, job)))
 		default:
