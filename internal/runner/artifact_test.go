@@ -361,6 +361,41 @@ func TestPartSizesOfAnotherKindOfServerAreRefused(t *testing.T) {
 	}
 }
 
+// fileOfOnes is a file that says how much of it was read.
+type fileOfOnes struct {
+	read  int
+	first func()
+}
+
+func (f *fileOfOnes) ReadAt(p []byte, _ int64) (int, error) {
+	if f.read == 0 {
+		f.first()
+	}
+	f.read += len(p)
+	for i := range p {
+		p[i] = 1
+	}
+	return len(p), nil
+}
+
+// When an upload has failed or its job is cancelled, what is left of it, up to
+// 100 GiB, is not read any more.
+func TestAnEndedUploadReadsNothingMore(t *testing.T) {
+	t.Parallel()
+	const part = 128 << 20
+	for what, most := range map[string]int{"before a part": 0, "within a part": 1 << 20} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		f := &fileOfOnes{first: func() { cancel(causeCancelled) }}
+		if most == 0 {
+			cancel(causeCancelled)
+		}
+		_, err := (&transfer{}).sendPart(ctx, "art_1", 1, io.NewSectionReader(f, 0, part), protocol.ArtifactPart{})
+		if !errors.Is(err, causeCancelled) || f.read > most {
+			t.Errorf("%s: error %v, %d bytes read", what, err, f.read)
+		}
+	}
+}
+
 func TestPartCount(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -378,11 +378,12 @@ func (t *transfer) sendParts(ctx context.Context, session protocol.ArtifactSessi
 }
 
 // sendPart sends one part until the store has it. An address is asked for anew
-// for every try, since it lives for minutes only.
+// for every try, since it lives for minutes only. When ctx has ended nothing more of
+// the part is read.
 func (t *transfer) sendPart(ctx context.Context, id string, number int, body *io.SectionReader, stored protocol.ArtifactPart) (protocol.ArtifactPart, error) {
 	sum := sha256.New()
-	if _, err := io.Copy(sum, body); err != nil {
-		return protocol.ArtifactPart{}, diskError(err)
+	if _, err := io.Copy(sum, &reading{ctx, body}); err != nil {
+		return protocol.ArtifactPart{}, err
 	}
 	part := protocol.ArtifactPart{Number: number, Size: body.Size(), Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil))}
 	if stored.Digest == part.Digest && stored.Size == part.Size {
@@ -427,4 +428,21 @@ func refusedByStore(err error) error {
 		return ci.Errorf(ci.ErrDigest, "the object store refuses what arrives as not what was sent (digest)").WithCause(err)
 	}
 	return ci.Errorf(ci.ErrUnavailable, "the object store refuses it").WithCause(err)
+}
+
+// reading is a file that is read until ctx ends.
+type reading struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *reading) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	n, err := r.r.Read(p)
+	if err != nil && err != io.EOF {
+		err = diskError(err)
+	}
+	return n, err
 }
