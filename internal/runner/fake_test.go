@@ -59,6 +59,7 @@ type controlPlane struct {
 	held     map[string]bool // routes whose requests wait
 	release  chan struct{}
 	limit    int64
+	differs  time.Duration // what sessions are told of the runner's clock
 	partSize int64
 	askDrain bool
 	hidden   *protocol.Ticket // granted by a test, not taken from the queue
@@ -270,7 +271,7 @@ func (s *controlPlane) doSession(_ http.ResponseWriter, r *http.Request) (any, e
 	s.sessions++
 	s.drained, s.askDrain = false, false // a new session takes jobs again
 	s.current = ci.SessionID(fmt.Sprintf("ses_%d", s.sessions))
-	return protocol.SessionOpened{Session: s.current, LeaseTTL: ci.Duration(s.ttl), LogLimit: s.limit}, nil
+	return protocol.SessionOpened{Session: s.current, LeaseTTL: ci.Duration(s.ttl), LogLimit: s.limit, ClockDiffers: ci.Duration(s.differs)}, nil
 }
 
 func (s *controlPlane) doClaim(_ http.ResponseWriter, r *http.Request) (any, error) {

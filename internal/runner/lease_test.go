@@ -3,8 +3,10 @@ package runner
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -389,21 +391,61 @@ func TestLeaseOfALongPollIsRenewedInTime(t *testing.T) {
 	})
 }
 
-// DB-05, R23: what the clocks on the wall say changes nothing; durations are
-// never negative.
+// DB-05, R23: a runner tells the server what its clock shows, says in its log how
+// far that is off, and goes on as if it were not; durations are never negative.
 func TestCase_DB_05_clock_difference_is_told_and_changes_nothing(t *testing.T) {
 	t.Parallel()
-	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
-		j := s.add(job("echo hi"), nil)
-		r.start().finish(j)
-		r.drain()
-		if j.complete.Duration < 0 || j.complete.Steps[0].Duration < 0 {
-			t.Errorf("durations %v, %v", j.complete.Duration, j.complete.Steps[0].Duration)
-		}
-		if at := s.hello[0].At; at.IsZero() {
-			t.Error("the session does not say what the runner's clock shows")
-		}
-	})
+	const line = "this host's clock differs from the server's"
+	for _, differs := range []time.Duration{0, 17 * time.Minute, -17 * time.Minute, 24 * time.Hour} {
+		t.Run(differs.String(), func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+				var said said
+				r.config.Log = slog.New(slog.NewTextHandler(&said, nil))
+				s.differs = differs
+				r.exec.steps["work"] = func(context.Context, executor.Step) executor.Result {
+					time.Sleep(time.Minute)
+					return executor.Result{}
+				}
+				j := s.add(job("work"), nil)
+				began := time.Now()
+				r.start().finish(j)
+				r.drain()
+				if j.complete.Conclusion != ci.ConclusionSuccess || len(s.byClaim) != 1 || j.refusals != 0 {
+					t.Errorf("%d attempts, %d refusals: %+v", len(s.byClaim), j.refusals, j.complete)
+				}
+				if job, step := j.complete.Duration.Std(), j.complete.Steps[0].Duration.Std(); job < time.Minute || step != time.Minute {
+					t.Errorf("the job took %v, its step %v", job, step)
+				}
+				if at := s.hello[0].At; at.Before(began) || at.After(began.Add(time.Second)) {
+					t.Errorf("the session says that the runner's clock shows %v, it was %v", at, began)
+				}
+				text := said.String()
+				if told := strings.Contains(text, line) && strings.Contains(text, "level=WARN") && strings.Contains(text, "by="+differs.String()); told != (differs != 0) {
+					t.Errorf("said of a clock that is off by %v:\n%s", differs, text)
+				}
+			})
+		})
+	}
+}
+
+// said is a log that is read while it is written.
+type said struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+// String returns what has been written.
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }
 
 func TestRunnerIsBackWithinASecondOfTheServer(t *testing.T) {
