@@ -567,6 +567,26 @@ func TestTheDigestIsOfTheBytesAndNamesComeFromTheFile(t *testing.T) {
 	}
 }
 
+func TestAStepWithoutANameIsNamedAfterItsFirstLineWhateverItHolds(t *testing.T) {
+	t.Parallel()
+	for run, want := range map[string]string{
+		"make\nmake test":                   "make",
+		strings.Repeat("a", 80):             strings.Repeat("a", 80),
+		strings.Repeat("a", 81):             strings.Repeat("a", 79) + "…",
+		strings.Repeat("日", 66):             strings.Repeat("日", 66),
+		strings.Repeat("日", 67):             strings.Repeat("日", 65) + "…",
+		"a" + strings.Repeat("🚀", 79):       "a" + strings.Repeat("🚀", 49) + "…",
+		"echo " + strings.Repeat("é", 1000): "echo " + strings.Repeat("é", 74) + "…",
+		"\x01\x02\nmake":                    "make",
+		"\x01":                              "…",
+	} {
+		got := planOf(t, fmt.Sprintf("version: 1\njobs: {a: {steps: [{run: %q}]}}\n", run)).Jobs[0].Steps[0].Name
+		if got != want {
+			t.Errorf("%q is called %q (%d bytes), not %q", run, got, len(got), want)
+		}
+	}
+}
+
 func TestCompilePlansOnlyTheAskedJobsAndTheirAncestors(t *testing.T) {
 	t.Parallel()
 	f, err := Parse("w.yaml", []byte("version: 1\njobs: {a: {steps: [x], matrix: {v: [1, 2]}}, b: {steps: [x], needs: a}, c: {steps: [x], needs: b}, d: {steps: [x]}}\n"))

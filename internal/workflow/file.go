@@ -188,13 +188,15 @@ func (p *parser) file(name string, data []byte, root *node) *File {
 	return f
 }
 
+const maxDisplayName = 200 // bytes
+
 // displayName accepts a name that people read.
 func displayName(s string) error {
 	switch {
 	case strings.TrimSpace(s) == "":
 		return errorText("it is empty: write a name")
-	case len(s) > 200:
-		return errorText("it is longer than 200 bytes: shorten it")
+	case len(s) > maxDisplayName:
+		return errorText("it is longer than " + itoa(maxDisplayName) + " bytes: shorten it")
 	case strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f }):
 		return errorText("it holds a line break or control character: remove it")
 	}

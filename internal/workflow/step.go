@@ -122,20 +122,38 @@ func cutLine(s string) string {
 	return line
 }
 
-// titleOf names a step after the first line of its script.
+// titleOf names a step after the first line of its script that shows anything,
+// cut to what displayName accepts.
 func titleOf(run string) string {
-	const most = 80
-	line := cutLine(strings.TrimSpace(run))
-	line = strings.TrimSpace(strings.Map(func(r rune) rune {
-		if r < 0x20 || r == 0x7f {
-			return ' '
+	for line := range strings.Lines(run) {
+		line = strings.TrimSpace(strings.Map(func(r rune) rune {
+			if r < 0x20 || r == 0x7f {
+				return ' '
+			}
+			return r
+		}, line))
+		if line != "" {
+			return cutTitle(line)
 		}
-		return r
-	}, line))
-	if utf8.RuneCountInString(line) <= most {
+	}
+	return "…"
+}
+
+// cutTitle keeps 80 characters, and of those that take many bytes fewer.
+func cutTitle(line string) string {
+	const most, end = 80, "…"
+	if utf8.RuneCountInString(line) <= most && len(line) <= maxDisplayName {
 		return line
 	}
-	return string([]rune(line)[:most-1]) + "…"
+	kept, runes := 0, 0
+	for i, r := range line {
+		next := i + utf8.RuneLen(r)
+		if runes == most-1 || next > maxDisplayName-len(end) {
+			break
+		}
+		kept, runes = next, runes+1
+	}
+	return line[:kept] + end
 }
 
 // spreadSecrets gives the job's secrets to its steps. Once a step names its
