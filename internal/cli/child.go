@@ -117,7 +117,8 @@ const (
 )
 
 // supervise keeps a child alive until ctx ends, then ends it: gently for drain,
-// unless hurry ends too.
+// unless hurry ends too. A child that ends with success was asked to drain, by an
+// operator or by a signal, and is not started again.
 func supervise(ctx context.Context, hurry <-chan struct{}, log *slog.Logger, start func() (*child, error), drain time.Duration) {
 	wait := firstRestart
 	for {
@@ -130,6 +131,11 @@ func supervise(ctx context.Context, hurry <-chan struct{}, log *slog.Logger, sta
 				return
 			case <-c.exited:
 				c.life.Close()
+				if c.cmd.ProcessState.Success() {
+					log.InfoContext(ctx, "the runner beside the server has drained; it starts again with the server")
+					<-ctx.Done()
+					return
+				}
 				err = c.err
 			}
 		}

@@ -444,6 +444,55 @@ func TestRunnerBesideTheServerEndsWithIt(t *testing.T) {
 	nothingLeft(t, in.variable)
 }
 
+// A drain of the runner beside a server lasts, whether it is idle or at work: it
+// ends what it holds and stays away until the server starts again.
+func TestADrainOfTheRunnerBesideTheServerLasts(t *testing.T) {
+	t.Parallel()
+	in := startServer(t, "--runner", "--lease-ttl", "2s")
+	online := func() bool { return strings.Contains(in.want(0, "runner", "list"), " online ") }
+	drained := func() bool {
+		return strings.Contains(in.server.Stderr(), "has drained; it starts again with the server") &&
+			len(testkit.ProcessesWith(t, in.variable)) == 1
+	}
+	value := strings.TrimPrefix(in.variable, "CLI_TEST_MARK=")
+	for _, busy := range []bool{true, false} {
+		if !until(online) {
+			t.Fatalf("the runner is not online:\n%s", in.server.Stderr())
+		}
+		var runners []protocol.Runner
+		if err := json.Unmarshal([]byte(in.want(0, "runner", "list", "--output", "json")), &runners); err != nil || len(runners) != 1 {
+			t.Fatalf("%d runners: %v", len(runners), err)
+		}
+		release, run := filepath.Join(t.TempDir(), "release"), ""
+		if busy {
+			run = strings.TrimSpace(in.want(0, "submit", tree(t, workflow(value,
+				"  slow: {steps: [\"echo begun; until test -e "+release+"; do sleep 0.1; done\"]}\n"))))
+			if !until(func() bool { return strings.Contains(in.forgeci("logs", run).Stdout, "begun") }) {
+				t.Fatal("the job does not begin")
+			}
+		}
+		in.want(0, "runner", "drain", string(runners[0].ID))
+		if busy {
+			if err := os.WriteFile(release, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			in.want(0, "show", "--wait", run)
+		}
+		if !until(drained) {
+			t.Errorf("busy %t: the runner does not stay away: %v\n%s", busy, testkit.ProcessesWith(t, in.variable), in.server.Stderr())
+		}
+		in.server.Signal(t, syscall.SIGTERM)
+		if code := in.server.Wait(t, 30*time.Second); code != 0 {
+			t.Errorf("the server ended with %d", code)
+		}
+		nothingLeft(t, in.variable)
+		in.start("--listen", "127.0.0.1:0", "--runner", "--lease-ttl", "2s")
+	}
+	if !until(online) {
+		t.Errorf("the runner did not start again with the server:\n%s", in.server.Stderr())
+	}
+}
+
 // The command by which the README adds a runner works where the README says, at
 // the place of a server with a runner beside it.
 func TestTheReadmesSecondRunnerStarts(t *testing.T) {

@@ -99,7 +99,10 @@ func (a *app) runnerDrainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain RUNNER",
 		Short: "Let a runner finish what it holds and take nothing new",
-		Args:  cobra.ExactArgs(1),
+		Long: `Let a runner finish what it holds and take nothing new. Its process ends then, an
+idle one within half a minute, and takes jobs again once it is started again. A
+server does not start a drained runner beside it again before its own next start.`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.runnerAct(cmd.Context(), &cfg, args[0], (*protocol.Client).DrainRunner)
 		},

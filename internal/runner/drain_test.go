@@ -175,6 +175,23 @@ func TestDrainAskedForByTheServer(t *testing.T) {
 	})
 }
 
+// A drain means the same to a runner without a job: it hears of it with the end of
+// its poll, and ends.
+func TestDrainAskedForByTheServerReachesAnIdleRunner(t *testing.T) {
+	t.Parallel()
+	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
+		r.start()
+		time.Sleep(time.Minute)
+		s.mu.Lock()
+		s.askDrain = true
+		s.mu.Unlock()
+		r.wait2(time.Minute)
+		if s.sessions != 1 {
+			t.Errorf("%d sessions", s.sessions)
+		}
+	})
+}
+
 func TestCase_RUN_04_crash_loop_is_one_runner(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {

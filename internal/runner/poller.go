@@ -24,7 +24,9 @@ type poller struct {
 	opened func(said protocol.OpenSession, got protocol.SessionOpened)
 	start  func(claimed) // runs a job; the poller is told by done
 	ready  func(context.Context) error
-	done   chan struct{} // a job's slot is free
+	// drained is called when the server asks an idle runner to drain; may be called often.
+	drained func()
+	done    chan struct{} // a job's slot is free
 
 	free    int // slots without a job or a poll; owned by run
 	busy    int // slots with a job; owned by run
@@ -166,7 +168,14 @@ func (p *poller) claims(ctx context.Context, session protocol.SessionOpened) err
 				wait = 0
 			}
 			open, p.free = open+1, p.free-1
-			go func() { answers <- p.poll(ctx, session.Session, wait, told) }()
+			idle := p.busy == 0
+			go func() {
+				a := p.poll(ctx, session.Session, wait, told)
+				if idle && wait > 0 && a.ticket == nil && a.err == nil && !a.early {
+					p.attend(ctx, session.Session)
+				}
+				answers <- a
+			}()
 		}
 		if open == 0 && (ctx.Err() != nil || refused != nil) {
 			if ctx.Err() != nil {
@@ -247,6 +256,18 @@ func (p *poller) poll(ctx context.Context, session ci.SessionID, hold time.Durat
 		return err
 	})
 	return a
+}
+
+// attend asks whether an operator wants this runner to drain. With a lease its
+// heartbeat says so; an idle runner has none, and asks once for each poll that
+// brought nothing.
+func (p *poller) attend(ctx context.Context, session ci.SessionID) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	reply, err := p.server.call().Heartbeat(ctx, protocol.Heartbeat{Session: session, Leases: []ci.LeaseRef{}})
+	if err == nil && reply.Drain { // what an error says, the next poll hears too
+		p.drained()
+	}
 }
 
 // tell tells the server that this session takes nothing new, or with gone that

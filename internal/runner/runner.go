@@ -136,10 +136,14 @@ func New(cfg Config) (*Runner, error) {
 	r.draining, r.stopping = make(chan struct{}), make(chan struct{})
 	r.drain = sync.OnceFunc(func() { close(r.draining) })
 	r.stop = sync.OnceFunc(func() { close(r.stopping) })
-	r.keeper = newKeeper(r.server, id, r.log, r.Drain)
+	asked := sync.OnceFunc(func() {
+		r.log.Info("draining: the server asks for it")
+		r.Drain()
+	})
+	r.keeper = newKeeper(r.server, id, r.log, asked)
 	r.poller = &poller{
 		server: r.server, id: id, log: r.log, free: cfg.Slots, done: make(chan struct{}, cfg.Slots),
-		hello: r.hello, opened: r.opened, ready: r.ready,
+		hello: r.hello, opened: r.opened, ready: r.ready, drained: asked,
 	}
 	return r, nil
 }
