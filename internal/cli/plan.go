@@ -61,11 +61,11 @@ func (co checkout) plan(file string, inputs map[string]string, jobs []string) (p
 	if err != nil {
 		return planOutput{}, err
 	}
-	return planOf(f, inputs, jobs)
+	return planOf(f, workflow.CompileOptions{Inputs: inputs, Jobs: jobs})
 }
 
-func planOf(f *workflow.File, inputs map[string]string, jobs []string) (planOutput, error) {
-	plan, err := f.Compile(workflow.CompileOptions{Inputs: inputs, Jobs: jobs})
+func planOf(f *workflow.File, opts workflow.CompileOptions) (planOutput, error) {
+	plan, err := f.Compile(opts)
 	out := planOutput{Plan: plan}
 	for _, w := range f.Warnings {
 		if w.Touches(plan) {

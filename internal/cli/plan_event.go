@@ -114,6 +114,8 @@ func (a *app) planEvent(cfg *planConfig, dir string, inputs map[string]string) e
 		return err
 	}
 	answers := make([]planned, len(co.files))
+	// An event gives no inputs: where they are missing, they are empty.
+	opts := workflow.CompileOptions{Inputs: inputs, Event: cfg.event != "manual", Jobs: cfg.jobs}
 	for i, file := range co.files {
 		f, err := co.parse(file)
 		if err != nil {
@@ -123,7 +125,7 @@ func (a *app) planEvent(cfg *planConfig, dir string, inputs map[string]string) e
 		if answers[i].Starts, answers[i].Why = cfg.starts(f.On); !answers[i].Starts {
 			continue
 		}
-		plan, err := planOf(f, inputs, cfg.jobs)
+		plan, err := planOf(f, opts)
 		if err != nil {
 			return err
 		}
