@@ -55,7 +55,11 @@ func Lost(cause ci.Reason, phase ci.Phase, retry *ci.RetryPolicy, used Used, bud
 	}
 	name := policyName(cause)
 	covered := retry != nil && slices.Contains(retry.On, name)
+	early := !phase.UserCodeMayHaveRun()
 	switch {
+	case early && (name != ci.ReasonPrepare || !covered):
+		// Nothing is granted, and nothing used up: nothing of the user's ran.
+		return Outcome{Requeue, cause, fmt.Sprintf("%s in phase %s, before any user code", cause, phase), used}
 	case covered && used.Granted >= retry.Max:
 		return Outcome{
 			DeadLetter, ci.ReasonAttemptsExhausted,
@@ -64,8 +68,6 @@ func Lost(cause ci.Reason, phase ci.Phase, retry *ci.RetryPolicy, used Used, bud
 	case covered:
 		used.Granted++
 		return Outcome{Requeue, cause, fmt.Sprintf("%s; granted by retry.on%s", cause, at(retry)), used}
-	case !phase.UserCodeMayHaveRun():
-		return Outcome{Requeue, cause, fmt.Sprintf("%s in phase %s, before any user code", cause, phase), used}
 	default:
 		return Outcome{Abort, cause, fmt.Sprintf(
 			"%s in phase %s; `retry: {max: 1, on: [%s]}` in the job would have allowed another attempt",

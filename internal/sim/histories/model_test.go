@@ -295,14 +295,15 @@ func (j *job) lost(sp jobSpec, cause ci.Reason, at span) {
 	}
 	j.infra++
 	covered := sp.retry != nil && slices.Contains(sp.retry.On, named)
+	early := j.phase == ci.PhaseClaimed || j.phase == ci.PhasePreparing
 	switch {
+	case j.infra < budget && early && (!covered || named != ci.ReasonPrepare):
+		j.requeue(at) // nothing of the user's ran: nothing is granted
 	case j.infra >= budget, covered && j.granted >= sp.retry.Max:
 		j.dead = true
 		j.conclude(ci.ConclusionFailed, ci.ReasonAttemptsExhausted)
 	case covered:
 		j.granted++
-		j.requeue(at)
-	case j.phase == ci.PhaseClaimed || j.phase == ci.PhasePreparing:
 		j.requeue(at)
 	default:
 		j.conclude(ci.ConclusionAborted, cause)
