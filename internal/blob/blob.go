@@ -55,7 +55,8 @@ type Store interface {
 	// Abort removes an upload that was not sealed and its parts; repeatable.
 	Abort(ctx context.Context, up Upload) error
 	// Uploads lists open uploads whose key begins with prefix, oldest first; Size
-	// and SHA256 may be zero, Key and ID are enough for Abort.
+	// and SHA256 may be zero, Key and ID are enough for Abort. Those that can be read
+	// are returned also beside an error.
 	Uploads(ctx context.Context, prefix string) ([]Upload, error)
 
 	// GetURL returns a URL from which a client reads the whole object until

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"forgeci/internal/blob"
 	"forgeci/internal/ci"
 )
 
@@ -269,6 +270,34 @@ func TestOpenSweepsWhatACrashLeft(t *testing.T) {
 	}
 	if parts, err := second.Parts(t.Context(), up); err != nil || len(parts) != 0 {
 		t.Errorf("Parts: %v, %v", parts, err)
+	}
+}
+
+// An upload whose record is damaged keeps no other from being found.
+func TestADamagedUploadHidesNoOther(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, t.TempDir())
+	var ups []blob.Upload
+	for i := range 3 {
+		up, err := s.NewUpload(t.Context(), fmt.Sprintf("a/%d", i), 1, [32]byte{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ups = append(ups, up)
+	}
+	if err := os.Truncate(filepath.Join(s.dir, "uploads", ups[1].ID, "meta"), 5); err != nil {
+		t.Fatal(err)
+	}
+	found, err := s.Uploads(t.Context(), "a/")
+	if !errors.Is(err, ci.ErrDigest) {
+		t.Errorf("error %v, want ErrDigest", err)
+	}
+	keys := map[string]bool{}
+	for _, up := range found {
+		keys[up.Key] = true
+	}
+	if len(found) != 2 || !keys["a/0"] || !keys["a/2"] {
+		t.Errorf("found %v", keys)
 	}
 }
 

@@ -350,6 +350,7 @@ func (s *Store) Uploads(ctx context.Context, prefix string) ([]blob.Upload, erro
 		return nil, diskError("list uploads", err)
 	}
 	var ups []blob.Upload
+	var failed error
 	for _, e := range entries {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -359,7 +360,8 @@ func (s *Store) Uploads(ctx context.Context, prefix string) ([]blob.Upload, erro
 			continue
 		}
 		if err != nil {
-			return nil, err
+			failed = errors.Join(failed, err)
+			continue
 		}
 		if strings.HasPrefix(up.Key, prefix) {
 			ups = append(ups, up)
@@ -368,5 +370,5 @@ func (s *Store) Uploads(ctx context.Context, prefix string) ([]blob.Upload, erro
 	slices.SortFunc(ups, func(a, b blob.Upload) int {
 		return cmp.Or(a.Opened.Compare(b.Opened), cmp.Compare(a.ID, b.ID))
 	})
-	return ups, nil
+	return ups, failed
 }

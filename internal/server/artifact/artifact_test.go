@@ -3,6 +3,7 @@ package artifact_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"strings"
@@ -10,8 +11,10 @@ import (
 	"time"
 
 	"forgeci/internal/blob"
+	"forgeci/internal/blob/fs"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
+	"forgeci/internal/server/artifact"
 	"forgeci/internal/server/auth"
 	"forgeci/internal/server/store"
 )
@@ -517,6 +520,53 @@ func TestLeftoversAreCollected(t *testing.T) {
 		}
 		if left := w.objects(); len(left) != 0 {
 			t.Errorf("objects %q", left)
+		}
+	})
+}
+
+// stubborn is a store that cannot delete one object nor read one upload.
+type stubborn struct {
+	*fs.Store
+	key string
+}
+
+func (s stubborn) Delete(ctx context.Context, key string) error {
+	if key == s.key {
+		return ci.Errorf(ci.ErrUnavailable, "stubborn")
+	}
+	return s.Store.Delete(ctx, key)
+}
+
+func (s stubborn) Uploads(ctx context.Context, prefix string) ([]blob.Upload, error) {
+	ups, err := s.Store.Uploads(ctx, prefix)
+	return ups, errors.Join(err, ci.Errorf(ci.ErrDigest, "damaged"))
+}
+
+// What cannot be deleted or read is reported and keeps nothing else.
+func TestOneFailureStopsNoCollection(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ctx := t.Context()
+		for _, name := range []string{"1", "2", "3"} {
+			if err := w.blob.PutNew(ctx, "artifacts/"+name, bytes.NewReader(nil), 0, sha256.Sum256(nil)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.blob.NewUpload(ctx, "artifacts/up"+name, 1, [32]byte{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Advance(13 * time.Hour)
+		cfg := w.cfg
+		cfg.Blob = stubborn{w.blob, "artifacts/1"}
+		if err := artifact.New(cfg).Collect(ctx); !errors.Is(err, ci.ErrUnavailable) || !errors.Is(err, ci.ErrDigest) {
+			t.Errorf("error %v, want both failures", err)
+		}
+		if left := w.objects(); len(left) != 1 || left[0] != "1" || w.uploads() != 0 {
+			t.Errorf("left: %q and %d uploads", left, w.uploads())
+		}
+		w.collect()
+		if left := w.objects(); len(left) != 0 {
+			t.Errorf("left when it can be deleted: %q", left)
 		}
 	})
 }

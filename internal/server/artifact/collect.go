@@ -18,6 +18,7 @@ const batch = 200
 // on several nodes at once and be interrupted anywhere. Ages are told by the
 // database's clock, against what the store says of its objects; rows are closed
 // before their objects are deleted, so that a late seal finds its session closed.
+// What cannot be deleted keeps nothing else, and is tried again the next time.
 func (s *Service) Collect(ctx context.Context) error {
 	var now int64
 	err := s.cfg.Store.Write(ctx, func(tx *store.Tx) (err error) {
@@ -112,7 +113,7 @@ func old(at time.Time, now int64) bool { return now-at.UnixMicro() > leftover.Mi
 // when they are old.
 func (s *Service) uploads(ctx context.Context, now int64) error {
 	ups, err := s.cfg.Blob.Uploads(ctx, prefix)
-	for len(ups) > 0 && err == nil {
+	for len(ups) > 0 {
 		n := min(batch, len(ups))
 		var keys []string
 		for _, up := range ups[:n] {
@@ -120,7 +121,7 @@ func (s *Service) uploads(ctx context.Context, now int64) error {
 		}
 		rows, lookErr := s.live(ctx, keys)
 		if lookErr != nil {
-			return lookErr
+			return errors.Join(err, lookErr)
 		}
 		for _, up := range ups[:n] {
 			if a, ok := rows[up.Key]; ok && s.uses(a, up) || !ok && !old(up.Opened, now) {
@@ -143,10 +144,11 @@ func (s *Service) uses(a store.ArtifactSession, up blob.Upload) bool {
 // objects deletes objects whose row is closed or that never had one.
 func (s *Service) objects(ctx context.Context, now int64) error {
 	after := ""
+	var failed error
 	for {
 		infos, err := s.cfg.Blob.List(ctx, prefix, after, batch)
 		if err != nil || len(infos) == 0 {
-			return err
+			return errors.Join(failed, err)
 		}
 		var keys []string
 		for _, in := range infos {
@@ -155,7 +157,7 @@ func (s *Service) objects(ctx context.Context, now int64) error {
 		}
 		rows, err := s.live(ctx, keys)
 		if err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
 		for _, in := range infos {
 			a, ok := rows[in.Key]
@@ -163,9 +165,7 @@ func (s *Service) objects(ctx context.Context, now int64) error {
 			if !closed && (ok || !old(in.Modified, now)) {
 				continue
 			}
-			if err := s.cfg.Blob.Delete(ctx, in.Key); err != nil {
-				return err
-			}
+			failed = errors.Join(failed, s.cfg.Blob.Delete(ctx, in.Key))
 		}
 	}
 }

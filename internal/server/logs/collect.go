@@ -68,25 +68,38 @@ func (s *Service) releaseLeftovers(ctx context.Context) error {
 }
 
 // free deletes objects first and their rows then: an interruption leaves
-// a row, and the deletion is repeated.
+// a row, and the deletion is repeated. What cannot be deleted keeps no other, as
+// long as it is less than a batch.
 func (s *Service) free(ctx context.Context, beforeUS int64) error {
+	tried := map[string]bool{}
+	var failed error
 	for {
 		var keys []string
 		err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
 			keys, err = tx.FreeLogObjects(ctx, beforeUS, collectBatch)
 			return err
 		})
-		if err != nil || len(keys) == 0 {
-			return err
+		if err != nil {
+			return errors.Join(failed, err)
 		}
+		var gone []string
 		for _, k := range keys {
-			if err := s.cfg.Blob.Delete(ctx, k); err != nil {
-				return err
+			if tried[k] {
+				continue
 			}
+			if err := s.cfg.Blob.Delete(ctx, k); err != nil {
+				tried[k] = true
+				failed = errors.Join(failed, err)
+				continue
+			}
+			gone = append(gone, k)
 		}
-		err = s.cfg.Store.Write(ctx, func(tx *store.Tx) error { return tx.DeleteLogObjects(ctx, keys) })
+		if len(gone) == 0 {
+			return failed
+		}
+		err = s.cfg.Store.Write(ctx, func(tx *store.Tx) error { return tx.DeleteLogObjects(ctx, gone) })
 		if err != nil || len(keys) < collectBatch {
-			return err
+			return errors.Join(failed, err)
 		}
 	}
 }
@@ -105,28 +118,32 @@ func (s *Service) orphans(ctx context.Context, prefix string, at *searched, befo
 	was := *at
 	s.mu.Unlock()
 	is := searched{fresh: end}
+	var failed error
 	if was.fresh != "" {
-		if _, err := s.deleteOrphans(ctx, prefix, was.fresh, end, math.MaxInt); err != nil {
-			return err
+		_, kept, err := s.deleteOrphans(ctx, prefix, was.fresh, end, math.MaxInt)
+		if failed = kept; err != nil {
+			return errors.Join(failed, err)
 		}
 	}
-	var err error
-	if is.round, err = s.deleteOrphans(ctx, prefix, was.round, end, roundBatches); err != nil {
-		return err
+	round, kept, err := s.deleteOrphans(ctx, prefix, was.round, end, roundBatches)
+	if failed = errors.Join(failed, kept); err != nil {
+		return errors.Join(failed, err)
 	}
+	is.round = round
 	s.mu.Lock()
 	*at = is
 	s.mu.Unlock()
-	return nil
+	return failed
 }
 
 // deleteOrphans searches behind a key, up to another, as many batches as allowed,
-// and returns where to go on, "" when it has come to the end.
-func (s *Service) deleteOrphans(ctx context.Context, prefix, after, end string, batches int) (string, error) {
+// and returns where to go on, "" when it has come to the end. What it could not
+// delete, and why, is in failed: a later round comes by again.
+func (s *Service) deleteOrphans(ctx context.Context, prefix, after, end string, batches int) (next string, failed, err error) {
 	for range batches {
 		infos, err := s.cfg.Blob.List(ctx, prefix, after, collectBatch)
 		if err != nil {
-			return "", err
+			return "", failed, err
 		}
 		more := len(infos) == collectBatch
 		var keys []string
@@ -142,22 +159,19 @@ func (s *Service) deleteOrphans(ctx context.Context, prefix, after, end string, 
 		if len(keys) > 0 {
 			live, err := s.known(ctx, keys)
 			if err != nil {
-				return "", err
+				return "", failed, err
 			}
 			for _, k := range keys {
-				if live[k] {
-					continue
-				}
-				if err := s.cfg.Blob.Delete(ctx, k); err != nil {
-					return "", err
+				if !live[k] {
+					failed = errors.Join(failed, s.cfg.Blob.Delete(ctx, k))
 				}
 			}
 		}
 		if !more {
-			return "", nil
+			return "", failed, nil
 		}
 	}
-	return after, nil
+	return after, failed, nil
 }
 
 // isTimed reports whether an object's key says when it was made; what does not is

@@ -2,6 +2,7 @@ package logs_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -220,6 +221,54 @@ func TestARoundThroughAllObjectsIsMadeInParts(t *testing.T) {
 		m.keys = append(m.keys, aged)
 		if err := svc.Collect(t.Context()); err != nil || slices.Contains(m.keys, aged) || len(m.keys) != 15_000 {
 			t.Fatalf("%d objects left: %v", len(m.keys), err)
+		}
+	})
+}
+
+// stubborn is a store that cannot delete some objects.
+type stubborn struct {
+	blob.Store
+	keys []string
+}
+
+func (s stubborn) Delete(ctx context.Context, key string) error {
+	if slices.Contains(s.keys, key) {
+		return ci.Errorf(ci.ErrUnavailable, "stubborn")
+	}
+	return s.Store.Delete(ctx, key)
+}
+
+// A segment that cannot be deleted is reported and keeps no other, be it one that
+// nothing refers to any more or one that no row names.
+func TestOneFailureStopsNoCollection(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		for range 3 {
+			ref := w.job()
+			var wr writer
+			w.append(ref, wr.chunk(0, protocol.Stdout, "x\n"))
+			w.seal(ref)
+		}
+		free := w.objects("logs/segments/")
+		if len(free) != 3 {
+			t.Fatalf("segments: %q", free)
+		}
+		at := strings.LastIndexByte(free[0], '/') + 1
+		var orphans []string
+		for i := range 3 {
+			orphans = append(orphans, fmt.Sprintf("%s%016x-orphan", free[0][:at], i+1))
+			if err := w.blob.PutNew(t.Context(), orphans[i], strings.NewReader(""), 0, sha256.Sum256(nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Advance(30 * time.Minute)
+		cfg := w.cfg
+		cfg.Blob = stubborn{w.blob, []string{free[0], orphans[0]}}
+		if err := logs.New(cfg).Collect(t.Context()); !errors.Is(err, ci.ErrUnavailable) {
+			t.Errorf("error %v, want ErrUnavailable", err)
+		}
+		if left, want := w.objects("logs/segments/"), []string{orphans[0], free[0]}; !slices.Equal(left, want) {
+			t.Errorf("left %q, want %q", left, want)
 		}
 	})
 }

@@ -251,6 +251,7 @@ func (s *Service) Collect(ctx context.Context) error {
 }
 
 func (s *Service) unused(ctx context.Context, beforeUS int64) error {
+	var failed error
 	for {
 		var deleted []store.SourceObject
 		var n int
@@ -259,16 +260,17 @@ func (s *Service) unused(ctx context.Context, beforeUS int64) error {
 			return err
 		})
 		if err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
 		for _, d := range deleted {
 			if err := s.cfg.Blob.Delete(ctx, d.BlobKey); err != nil {
-				return err // the object is an orphan now
+				failed = errors.Join(failed, err) // the object is an orphan now
+				continue
 			}
 			s.cfg.Log.InfoContext(ctx, "snapshot deleted: no run names it", slog.String("source", d.Digest))
 		}
 		if n < batch {
-			return nil
+			return failed
 		}
 	}
 }
@@ -277,13 +279,15 @@ func (s *Service) orphans(ctx context.Context, beforeUS int64) error {
 	s.mu.Lock()
 	after := s.round
 	s.mu.Unlock()
+	var failed error
 	for range roundBatches {
 		infos, err := s.cfg.Blob.List(ctx, prefix, after, batch)
 		if err != nil {
-			return err
+			return errors.Join(failed, err)
 		}
-		if err := s.deleteOrphans(ctx, infos, beforeUS); err != nil {
-			return err
+		kept, err := s.deleteOrphans(ctx, infos, beforeUS)
+		if failed = errors.Join(failed, kept); err != nil {
+			return errors.Join(failed, err)
 		}
 		if len(infos) < batch {
 			after = ""
@@ -294,10 +298,12 @@ func (s *Service) orphans(ctx context.Context, beforeUS int64) error {
 	s.mu.Lock()
 	s.round = after
 	s.mu.Unlock()
-	return nil
+	return failed
 }
 
-func (s *Service) deleteOrphans(ctx context.Context, infos []blob.Info, beforeUS int64) error {
+// deleteOrphans deletes those of the objects that no row names. What it could not
+// delete, and why, is in failed: the next round comes by again.
+func (s *Service) deleteOrphans(ctx context.Context, infos []blob.Info, beforeUS int64) (failed, err error) {
 	rows := map[string]store.SourceKey{}
 	for _, in := range infos {
 		if row, began, ok := readKey(in.Key); ok && began < beforeUS {
@@ -305,27 +311,24 @@ func (s *Service) deleteOrphans(ctx context.Context, infos []blob.Info, beforeUS
 		}
 	}
 	if len(rows) == 0 {
-		return nil
+		return nil, nil
 	}
 	ks := make([]store.SourceKey, 0, len(rows))
 	for _, k := range rows {
 		ks = append(ks, k)
 	}
 	var owned map[store.SourceKey]string
-	err := s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
+	err = s.cfg.Store.Read(ctx, func(tx *store.Tx) (err error) {
 		owned, err = tx.SourceObjects(ctx, ks)
 		return err
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for key, row := range rows {
-		if owned[row] == key {
-			continue
-		}
-		if err := s.cfg.Blob.Delete(ctx, key); err != nil {
-			return err
+		if owned[row] != key {
+			failed = errors.Join(failed, s.cfg.Blob.Delete(ctx, key))
 		}
 	}
-	return nil
+	return failed, nil
 }

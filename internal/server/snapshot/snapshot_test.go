@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -203,6 +204,56 @@ func TestASnapshotIsKeptForItsRunOrForADay(t *testing.T) {
 		w.collect()
 		if found, whole := w.has(forgotten); !found || !whole {
 			t.Errorf("published again: found %v, whole %v", found, whole)
+		}
+	})
+}
+
+// stubborn is a store that cannot delete its first object.
+type stubborn struct {
+	*fs.Store
+	key string
+}
+
+func (s stubborn) Delete(ctx context.Context, key string) error {
+	if key == s.key {
+		return ci.Errorf(ci.ErrUnavailable, "stubborn")
+	}
+	return s.Store.Delete(ctx, key)
+}
+
+// A snapshot that cannot be deleted is reported and keeps nothing else, neither
+// while it has its row nor when it is an orphan.
+func TestOneFailureStopsNoCollection(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		for n := range 3 {
+			if _, err := w.publish(w.nodes[0], n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		infos, err := w.blob.List(t.Context(), "", "", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := w.cfg
+		cfg.Blob = stubborn{w.blob, infos[0].Key}
+		node := snapshot.New(cfg)
+		w.Advance(25 * time.Hour)
+		if err := node.Collect(t.Context()); !errors.Is(err, ci.ErrUnavailable) || w.objects() != 1 {
+			t.Errorf("%d objects, error %v", w.objects(), err)
+		}
+		at := strings.LastIndexByte(infos[0].Key, '/') + 1
+		orphan := infos[0].Key[:at] + strings.Repeat("f", 64) + infos[0].Key[at+64:] // sorts behind the other
+		if err := w.blob.PutNew(t.Context(), orphan, bytes.NewReader(nil), 0, sha256.Sum256(nil)); err != nil {
+			t.Fatal(err)
+		}
+		w.Advance(25 * time.Hour)
+		if err := node.Collect(t.Context()); !errors.Is(err, ci.ErrUnavailable) || w.objects() != 1 {
+			t.Errorf("%d objects, error %v", w.objects(), err)
+		}
+		w.collect()
+		if n := w.objects(); n != 0 {
+			t.Errorf("%d objects when they can be deleted", n)
 		}
 	})
 }
