@@ -233,7 +233,7 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, id string, err error)
 		return // the caller has gone
 	case kind == ci.ErrInternal:
 		a.Log.ErrorContext(r.Context(), "request failed", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
-	case kind == ci.ErrUnavailable:
+	case kind == ci.ErrUnavailable || kind == ci.ErrDigest:
 		a.Log.WarnContext(r.Context(), "request refused", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
 	}
 	protocol.WriteProblem(w, err, id)

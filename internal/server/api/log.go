@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"sync"
@@ -217,7 +218,11 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request, f func(context.Cont
 		_ = s.send(protocol.EventProblem, "", protocol.ProblemFrom(err, w.Header().Get(protocol.HeaderRequest)))
 	}
 	if err != nil && r.Context().Err() == nil {
-		a.Log.DebugContext(r.Context(), "event stream ended", "path", r.URL.Path, "error", err)
+		level := slog.LevelDebug
+		if ci.KindOf(err) == ci.ErrDigest {
+			level = slog.LevelWarn
+		}
+		a.Log.Log(r.Context(), level, "event stream ended", "path", r.URL.Path, "error", err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -436,7 +437,9 @@ func objectKey(prefix, incarnation string, madeUS int64, name string) string {
 	return fmt.Sprintf("%s%s/%016x-%s", prefix, incarnation, madeUS, name)
 }
 
-// read reads a range of an object whole.
+// read reads a range of an object whole. That an object ends within it is
+// ErrDigest; any other failure in the middle says nothing about the object: it is
+// the store's own error, the caller's that ctx ended with, or ErrUnavailable.
 func (s *Service) read(ctx context.Context, key string, at, n int64) ([]byte, error) {
 	select {
 	case s.loads <- struct{}{}:
@@ -450,8 +453,17 @@ func (s *Service) read(ctx context.Context, key string, at, n int64) ([]byte, er
 	}
 	defer func() { _ = r.Close() }()
 	b := make([]byte, n)
-	if _, err := io.ReadFull(r, b); err != nil {
+	switch _, err := io.ReadFull(r, b); {
+	case err == nil:
+		return b, nil
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err == io.EOF || err == io.ErrUnexpectedEOF: // wrapped, it is how a connection ended
 		return nil, ci.Errorf(ci.ErrDigest, "object %s is shorter than its index says", key).WithCause(err)
+	default:
+		if _, typed := errors.AsType[*ci.Error](err); typed {
+			return nil, err
+		}
+		return nil, ci.Errorf(ci.ErrUnavailable, "object %s cannot be read now", key).WithCause(err)
 	}
-	return b, nil
 }

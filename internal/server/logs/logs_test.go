@@ -952,6 +952,63 @@ func TestBytesAreGivenUpOnlyWhenTheStoreKeepsNotHavingThem(t *testing.T) {
 	})
 }
 
+// A reading that breaks off says how the connection ended, not what the store
+// holds: whoever reads is asked to come back, and no byte is given up for it, also
+// not while others are.
+func TestAReadingThatBreaksOffIsNoDamage(t *testing.T) {
+	t.Parallel()
+	away := ci.Errorf(ci.ErrUnavailable, "read object").WithCause(io.ErrUnexpectedEOF) // as the store on S3 says it
+	each(t, func(t *testing.T, w *world) {
+		ref := w.job()
+		var wr writer
+		w.append(ref, wr.chunk(0, protocol.Stdout, "there\n"))
+		w.stop()
+		var mono time.Duration
+		cfg := w.cfg
+		cfg.Monotonic = func() time.Duration { return mono }
+		svc := logs.New(cfg) // nothing in memory
+		for name, end := range map[string]struct {
+			cut  error
+			want ci.Kind
+		}{
+			"the store's error": {away, ci.ErrUnavailable},
+			"an untyped error":  {errors.New("input/output error"), ci.ErrUnavailable},
+			"a short object":    {io.EOF, ci.ErrDigest},
+		} {
+			w.blob.during(end.cut)
+			if _, err := svc.Lines(t.Context(), w.viewer, query(ref)); ci.KindOf(err) != end.want {
+				t.Errorf("%s: Lines answers %v, want %s", name, err, end.want)
+			}
+		}
+		w.end(ref, wr.length(0, protocol.Stdout))
+		w.Advance(time.Minute)
+		try := func() {
+			t.Helper()
+			if n, err := svc.SealEnded(t.Context()); n != 0 || err == nil {
+				t.Fatalf("%d sealed, %v", n, err)
+			}
+			mono += 10 * time.Minute
+		}
+		w.blob.during(nil)
+		w.blob.on(nil, func(string) error { return ci.Errorf(ci.ErrNotFound, "no such object") })
+		for range 10 {
+			try() // the next failure of this kind would give the bytes up
+		}
+		w.blob.on(nil, nil)
+		w.blob.during(away)
+		for range 12 {
+			try()
+		}
+		w.blob.during(nil)
+		if n, err := svc.SealEnded(t.Context()); n != 1 || err != nil {
+			t.Fatalf("%d sealed, %v", n, err)
+		}
+		if l := w.row(ref); l.Gap != 0 || l.State != store.LogSealed {
+			t.Errorf("sealed as %+v", l)
+		}
+	})
+}
+
 // That stored bytes cannot be read now says nothing about a repeat of them: the
 // runner is asked to send it again, not told that its chunk is wrong.
 func TestARepeatWaitsForAStoreThatCannotBeRead(t *testing.T) {

@@ -428,7 +428,9 @@ func (s *Service) rewrite(ctx context.Context, lay *layout, a *archiver, giveUp 
 }
 
 // notBack reports whether the object store does not have what it was given.
-func notBack(err error) bool { return errors.Is(err, ci.ErrNotFound) || errors.Is(err, ci.ErrDigest) }
+func notBack(err error) bool {
+	return !passing(err) && (errors.Is(err, ci.ErrNotFound) || errors.Is(err, ci.ErrDigest))
+}
 
 // passing reports whether an error says nothing about the log that met it.
 func passing(err error) bool {

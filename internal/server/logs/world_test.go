@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"forgeci/internal/blob"
@@ -246,6 +248,14 @@ type faulty struct {
 	put func(key string) error // before a PutNew
 	got func(key string) error // before an Open
 	end error                  // of a PutNew that has stored
+	cut error                  // of reading a segment, after its first byte
+}
+
+// during makes what Open returns of a segment fail in the middle.
+func (f *faulty) during(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut = err
 }
 
 // after makes PutNew store and then fail.
@@ -278,14 +288,21 @@ func (f *faulty) PutNew(ctx context.Context, key string, r io.Reader, size int64
 
 func (f *faulty) Open(ctx context.Context, key string, at, n int64) (io.ReadCloser, error) {
 	f.mu.Lock()
-	got := f.got
+	got, cut := f.got, f.cut
 	f.mu.Unlock()
 	if got != nil {
 		if err := got(key); err != nil {
 			return nil, err
 		}
 	}
-	return f.Store.Open(ctx, key, at, n)
+	r, err := f.Store.Open(ctx, key, at, n)
+	if err != nil || cut == nil || !strings.HasPrefix(key, "logs/segments/") {
+		return r, err
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(io.LimitReader(r, 1), iotest.ErrReader(cut)), r}, nil
 }
 
 // objects counts what is stored under a prefix.

@@ -107,12 +107,16 @@ func (s *Site) window(q *request, p *jobPage) error {
 	}
 	slice, err := s.cfg.Reader.LogLines(q.Context(), q.viewer, p.ID, ask)
 	if err != nil {
-		// A log that is away must not take the job's page with it.
-		if k := ci.KindOf(err); k == ci.ErrNotFound || k == ci.ErrGone || k == ci.ErrUnavailable {
-			w.Trouble = describe(err).Detail
-			return nil
+		// A log that is away or damaged must not take the job's page with it.
+		switch ci.KindOf(err) {
+		case ci.ErrUnavailable, ci.ErrDigest:
+			s.cfg.Log.WarnContext(q.Context(), "log not shown", "job", p.ID, "attempt", p.Shown, "error", err)
+		case ci.ErrNotFound, ci.ErrGone:
+		default:
+			return err
 		}
-		return err
+		w.Trouble = describe(err).Detail
+		return nil
 	}
 	w.First, w.Total, w.Sealed, w.Query = slice.First, slice.Total, slice.Sealed, ask.Query
 	at := func(set func(url.Values)) string {

@@ -309,6 +309,39 @@ func TestErrorPagesTellWhatIsForVisitorsOnly(t *testing.T) {
 	}
 }
 
+// damaged is a source whose logs cannot be read.
+type damaged struct {
+	web.Reader
+	err error
+}
+
+func (d damaged) LogLines(context.Context, auth.Viewer, ci.JobID, web.LogQuery) (protocol.LogSlice, error) {
+	return protocol.LogSlice{}, d.err
+}
+
+func TestALogThatCannotBeReadLeavesTheJobsPage(t *testing.T) {
+	t.Parallel()
+	b := storybook.New(storybook.Sample(), storybook.Now)
+	for _, kind := range []ci.Kind{ci.ErrNotFound, ci.ErrGone, ci.ErrUnavailable, ci.ErrDigest} {
+		var log bytes.Buffer
+		site := web.New(web.Config{
+			Reader: damaged{b, ci.Errorf(kind, "this log is not as it was")}, Actions: b, Auth: b,
+			Log: slog.New(slog.NewTextHandler(&log, nil)), Now: storybook.Now,
+		})
+		mux := http.NewServeMux()
+		for _, r := range site.Routes() {
+			mux.Handle(r.Mux(), r.Handler)
+		}
+		w := get(t, mux, "/jobs/"+string(storybook.FailedJob))
+		if body := w.Body.String(); w.Code != http.StatusOK || !strings.Contains(body, "this log is not as it was") || !strings.Contains(body, "Ownership") {
+			t.Errorf("%s: %d %s", kind, w.Code, body)
+		}
+		if said, want := log.String() != "", kind == ci.ErrUnavailable || kind == ci.ErrDigest; said != want {
+			t.Errorf("%s: the server's log holds %q", kind, &log)
+		}
+	}
+}
+
 func TestThemeIsInTheFirstBytes(t *testing.T) {
 	t.Parallel()
 	h := storybook.New(storybook.Sample(), storybook.Now).Handler(logger(t), "")
