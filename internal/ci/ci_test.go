@@ -3,7 +3,12 @@ package ci_test
 import (
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"testing"
@@ -101,5 +106,38 @@ func TestADurationIsWrittenWithoutUnitsThatAreZero(t *testing.T) {
 		if err := back.UnmarshalText([]byte(got)); got != want || err != nil || back.Std() != d {
 			t.Errorf("%v is written %q and read as %v (%v), want %q", d, got, back.Std(), err, want)
 		}
+	}
+}
+
+// Whoever has to have seen every reason takes the list; it is that of the constants.
+func TestRejectsAreAllReasons(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared []ci.Reject
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			v, ok := n.(*ast.ValueSpec)
+			if !ok {
+				return true
+			}
+			if typ, ok := v.Type.(*ast.Ident); ok && typ.Name == "Reject" {
+				for _, value := range v.Values {
+					if text := value.(*ast.BasicLit).Value; text != `""` {
+						declared = append(declared, ci.Reject(strings.Trim(text, `"`)))
+					}
+				}
+			}
+			return true
+		})
+	}
+	if got := ci.Rejects(); len(declared) == 0 || !slices.Equal(got, declared) {
+		t.Errorf("listed %v, declared %v", got, declared)
 	}
 }

@@ -54,6 +54,14 @@ const (
 	RejectNotFound   Reject = "not_found" // no such job or session in the caller's tenant
 )
 
+// Rejects returns all reasons, without RejectNone.
+func Rejects() []Reject {
+	return []Reject{
+		RejectRun, RejectJob, RejectRunner, RejectSession, RejectLease, RejectEpoch,
+		RejectExpired, RejectEnded, RejectCancelling, RejectRunEnded, RejectNotFound,
+	}
+}
+
 // FieldError points at one place in the input.
 type FieldError struct {
 	// Pointer is a JSON pointer (RFC 6901) into the request body, or empty.

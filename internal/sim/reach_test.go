@@ -47,14 +47,6 @@ func pair(what string, s ci.State, c ci.Conclusion) string {
 
 func step(what string, from, to ci.State) string { return fmt.Sprintf("%s %s to %s", what, from, to) }
 
-// rejects are the reasons for which a lease is refused.
-func rejects() []ci.Reject {
-	return []ci.Reject{
-		ci.RejectRun, ci.RejectJob, ci.RejectRunner, ci.RejectSession, ci.RejectLease, ci.RejectEpoch,
-		ci.RejectExpired, ci.RejectEnded, ci.RejectCancelling, ci.RejectRunEnded, ci.RejectNotFound,
-	}
-}
-
 // reachRun counts the steps that a run has taken, also those that one
 // transaction takes one behind the other.
 func (w *world) reachRun(was, is store.Run, known bool) {

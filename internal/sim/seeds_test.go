@@ -197,7 +197,7 @@ func demandReach(t *testing.T, sum *tally) {
 	for _, s := range missing(pairs(), sum.pairs) {
 		t.Errorf("state pair %q was not reached", s)
 	}
-	for _, s := range missing(rejects(), sum.rejects) {
+	for _, s := range missing(ci.Rejects(), sum.rejects) {
 		t.Errorf("nothing was rejected as %q", s)
 	}
 	for _, s := range missing(faultKinds(), sum.kinds) {

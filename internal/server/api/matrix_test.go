@@ -63,13 +63,15 @@ type stage struct {
 	lease, sibling, foreign ci.LeaseRef
 	artifact                string // being uploaded under lease, all parts are there
 	restorable              string // what the job of lease restores
+	abroad                  string // what the other tenant's first job made
+	repos                   map[ci.OrgID]ci.RepoID
 	admin, registration     string
 	n                       int
 }
 
 func newStage(t testing.TB, url string, routes func(*API) []Route) *stage {
 	t.Helper()
-	s := &stage{t: t, ctx: t.Context(), tokens: map[string]string{}, ids: map[string]engine.Identity{}, sessions: map[string]ci.SessionID{}}
+	s := &stage{t: t, ctx: t.Context(), tokens: map[string]string{}, ids: map[string]engine.Identity{}, sessions: map[string]ci.SessionID{}, repos: map[ci.OrgID]ci.RepoID{}}
 	s.now.Store(time.Now().UnixMicro())
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
 	var err error
@@ -82,7 +84,7 @@ func newStage(t testing.TB, url string, routes func(*API) []Route) *stage {
 		t.Fatal(err)
 	}
 	s.engine, err = engine.New(s.ctx, engine.Config{
-		Store: s.store, Log: log, LeaseTTL: matrixTTL,
+		Store: s.store, Log: log, LeaseTTL: matrixTTL, InfraBudget: 1,
 		Monotonic: func() time.Duration { return time.Duration(s.mono.Load()) * time.Microsecond },
 		EvalIf:    func(string, engine.Condition) (bool, error) { return true, nil },
 	})
@@ -148,7 +150,7 @@ func (s *stage) fill(blobs *fs.Store) {
 	s.restorable = s.produce("a")
 	s.lease, s.sibling = s.claim("a"), s.claim("a")
 	s.submit(s.otherOrg)
-	s.produce("c")
+	s.abroad = s.produce("c")
 	s.foreign = s.claim("c")
 	s.phase("a", s.lease)
 	s.phase("a", s.sibling)
@@ -176,6 +178,7 @@ func (s *stage) submit(org ci.OrgID) ci.RunID {
 		repo, err = tx.EnsureRepo(s.ctx, ci.RepoID(ci.IDSource{}.New(ci.PrefixRepo)), org, "local", "k", "local/x", 1)
 		return err
 	}))
+	s.repos[org] = repo.ID
 	plan := ci.Plan{Workflow: "w", Path: ".forgeci.yaml"}
 	for _, n := range []string{"first", "main", "sibling"} {
 		spec := ci.JobSpec{
