@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -291,7 +290,7 @@ func TestChaos_R13_DiskOfTheServer(t *testing.T) {
 			}
 			w.data = filepath.Join(w.data, "server")
 		}
-		n := sick(t, w, func() { disk.FailSyncs(true) }, func() { disk.FailSyncs(false) })
+		n := sick(t, w, false, func() { disk.FailSyncs(true) }, func() { disk.FailSyncs(false) })
 		if disk.Failed() == 0 {
 			t.Error("no sync failed")
 		}
@@ -302,7 +301,7 @@ func TestChaos_R13_DiskOfTheServer(t *testing.T) {
 		t.Parallel()
 		disk := testkit.NewDisk(t, 64<<20)
 		w := newWorld(t, config{ttl: calm, data: filepath.Join(disk.Dir, "server")})
-		sum.add("calls refused meanwhile", sick(t, w, func() { disk.Fill(t, 0) }, func() { disk.Clear(t) }))
+		sum.add("calls refused meanwhile", sick(t, w, true, func() { disk.Fill(t, 0) }, func() { disk.Clear(t) }))
 	})
 	t.Run("disk of the runner full", func(t *testing.T) {
 		t.Parallel()
@@ -325,50 +324,165 @@ func TestChaos_R13_DiskOfTheServer(t *testing.T) {
 	})
 }
 
-// sick makes the server's disk sick in the middle of a job, and well again. It
-// returns how many calls were refused meanwhile.
-func sick(t *testing.T, w *world, fall, heal func()) int {
-	t.Helper()
-	var ill atomic.Bool
-	var refused, progress atomic.Int64
-	m := w.machine("m")
-	m.server = testkit.NewGateway(t, w.addr, func(rw http.ResponseWriter, r *http.Request, forward http.Handler) {
+// sickness counts what a server answers while its disk is sick.
+type sickness struct {
+	fallen chan struct{} // closed when the disk is sick
+
+	mu      sync.Mutex
+	ill     bool           // guarded by mu
+	refused map[string]int // by route; guarded by mu
+	granted map[string]int // by route; guarded by mu
+}
+
+// now says whether the disk is sick.
+func (s *sickness) now() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ill
+}
+
+// set makes it so, once.
+func (s *sickness) set(ill bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ill = ill; ill {
+		close(s.fallen)
+	}
+}
+
+// said returns how many calls of a route were answered while the disk was sick.
+func (s *sickness) said(route string) (refused, granted int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused[route], s.granted[route]
+}
+
+// before puts a gateway between a machine and the server. Calls of the route hold,
+// if there is one, wait there until the disk is sick; held is closed when the first
+// has come.
+func (s *sickness) before(m *machine, hold string) (held <-chan struct{}) {
+	came := make(chan struct{})
+	var once sync.Once
+	m.server = testkit.NewGateway(m.w.t, m.w.addr, func(rw http.ResponseWriter, r *http.Request, forward http.Handler) {
 		if _, err := ci.ParseLeaseRef(r.Header.Get(protocol.HeaderLease)); err != nil {
 			forward.ServeHTTP(rw, r)
 			return
 		}
-		before := ill.Load()
-		answer := testkit.Ask(r, forward)
-		if before && ill.Load() {
-			if answer.Status/100 != 2 {
-				refused.Add(1)
-			} else if asks(protocol.RouteAppendLog)(r) {
-				progress.Add(1)
+		if hold != "" && asks(hold)(r) {
+			once.Do(func() { close(came) })
+			select {
+			case <-s.fallen:
+			case <-r.Context().Done():
+				return
 			}
+		}
+		before := s.now()
+		answer := testkit.Ask(r, forward)
+		if before && s.now() {
+			s.count(r, answer.Status/100 == 2)
 		}
 		answer.Pass(rw)
 	})
-	m.start()
-	id := w.submit(counting(""), nil)
-	w.came("build", 1)
-	w.until(patience, "a line", func() bool { return w.log(w.job(id, "build").ID, 1, "stdout") != "" })
-	fall()
-	ill.Store(true)
-	w.until(patience, "a call to be refused", func() bool { return refused.Load() > 0 })
-	pass(2 * time.Second)
-	if n := progress.Load(); n != 0 {
-		t.Errorf("%d log appends were acknowledged by a server whose disk is sick", n)
+	return came
+}
+
+func (s *sickness) count(r *http.Request, granted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, route := range sickRoutes() {
+		if asks(route)(r) {
+			if granted {
+				s.granted[route]++
+			} else {
+				s.refused[route]++
+			}
+		}
 	}
-	ill.Store(false)
+}
+
+// sickRoutes are the calls that something of a job's result stands in.
+func sickRoutes() map[string]string {
+	return map[string]string{
+		"log": protocol.RouteAppendLog, "phase": protocol.RoutePhase, "artifact": protocol.RouteNewArtifact,
+		"seal": protocol.RouteSealArtifact, "complete": protocol.RouteComplete,
+	}
+}
+
+// sick makes the server's disk sick in the middle of a job that logs, and of four
+// others that come just then with a phase, a new artifact, its seal and their
+// completion, and well again. No log append is acknowledged meanwhile, nor anything
+// else unless the database may have room left for a row: what is, stays. It returns
+// how many calls were refused.
+func sick(t *testing.T, w *world, room bool, fall, heal func()) int {
+	t.Helper()
+	s := &sickness{fallen: make(chan struct{}), refused: map[string]int{}, granted: map[string]int{}}
+	jobs := "\n  log:\n    runs_on: [log]\n    steps: ['" + shSay + "; " + shCount + "']\n"
+	var held []<-chan struct{}
+	for name, route := range sickRoutes() {
+		m := w.machine(name, name)
+		if name == "log" {
+			s.before(m, "")
+		} else {
+			held = append(held, s.before(m, route))
+			jobs += "  " + name + ":\n    runs_on: [" + name + "]\n    steps: ['seq 1 50; echo " + name +
+				" >made']\n    artifacts: {publish: [{name: made, path: made}]}\n"
+		}
+		m.start()
+	}
+	id := w.submit(jobs, nil)
+	w.came("log", 1)
+	w.until(patience, "a line", func() bool { return w.log(w.job(id, "log").ID, 1, "stdout") != "" })
+	for _, h := range held {
+		select {
+		case <-h:
+		case <-time.After(patience):
+			t.Fatal("a call that was to meet the sick disk was not made")
+		}
+	}
+	fall()
+	s.set(true)
+	for name, route := range sickRoutes() {
+		w.until(patience, "a call to be answered: "+name, func() bool { refused, granted := s.said(route); return refused+granted > 0 })
+	}
+	pass(2 * time.Second)
+	total := 0
+	for name, route := range sickRoutes() {
+		refused, granted := s.said(route)
+		total += refused
+		if granted != 0 && (!room || name == "log") {
+			t.Errorf("%d calls were acknowledged by a server whose disk is sick: %s", granted, name)
+		}
+	}
+	s.set(false)
 	heal()
 	pass(time.Second)
 	w.sign("go")
-	w.outcome(w.finished(id), "success", map[string]string{"build": "success"})
-	job := w.job(id, "build")
-	w.attempts(job, "success *")
-	w.counted(w.log(job.ID, 1, "stdout"), 1)
+	run := w.finished(id)
+	want := map[string]string{}
+	for name := range sickRoutes() {
+		want[name] = "success"
+		job := w.job(id, name)
+		w.attempts(job, "success *")
+		if name == "log" {
+			w.counted(w.log(job.ID, 1, "stdout"), 1)
+		} else if got := w.log(job.ID, 1, "stdout"); got != numbers(1, 50) {
+			t.Errorf("the log of %s has %d bytes", name, len(got))
+		}
+	}
+	w.outcome(run, "success", want)
+	if n := len(run.Artifacts); n != len(held) {
+		t.Errorf("%d artifacts", n)
+	}
+	for _, a := range run.Artifacts {
+		if err := intact(t.Context(), w.people, a.ID); err != nil || !a.Bound {
+			t.Errorf("artifact of %s, bound: %v: %v", a.JobName, a.Bound, err)
+		}
+	}
+	if total == 0 {
+		t.Error("no call was refused")
+	}
 	if b := w.close(); b.total() != 0 {
 		t.Errorf("calls were refused: %v", b.rejections)
 	}
-	return int(refused.Load())
+	return total
 }
