@@ -211,3 +211,43 @@ func TestCase_CAN_02_AnInterruptedCheckoutLeavesNothingBehind(t *testing.T) {
 		t.Errorf("the next job sees %q", got)
 	}
 }
+
+// CAN-01: steps with always() or cancelled() clean up after a cancel, with real
+// processes, and one that does not end is ended.
+func TestRealProcessesCleanUpAfterACancel(t *testing.T) {
+	t.Parallel()
+	s := newControlPlane(t, time.Minute)
+	file := filepath.Join(t.TempDir(), "resource")
+	spec := job(
+		"echo made > "+file+"; echo up; sleep 300",
+		"echo never",
+		"cat "+file+"; rm "+file,
+		"trap '' TERM; echo stays; setsid sleep 300 & while :; do sleep 0.1; done",
+	)
+	spec.Steps[2].If, spec.Steps[3].If = "cancelled()", "always()"
+	spec.Steps[3].Timeout = ci.Duration(time.Second)
+	j := s.add(spec, nil, func(t *protocol.Ticket) { t.Grace = ci.Duration(12 * time.Second) })
+	r := realRig(t, s, 1).start()
+	waitFor(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return j.text(0, protocol.Stdout) == "up\n"
+	})
+	s.cancel(j)
+	r.finish(j)
+	r.drain()
+	if c := j.complete; c.Conclusion != ci.ConclusionCancelled || !c.Evidence.Terminated {
+		t.Fatalf("%+v", c)
+	}
+	for i, want := range []ci.Conclusion{ci.ConclusionCancelled, ci.ConclusionSkipped, ci.ConclusionSuccess, ci.ConclusionTimedOut} {
+		if got := j.steps[i].Conclusion; got != want {
+			t.Errorf("step %d is %s, not %s", i+1, got, want)
+		}
+	}
+	if got := j.text(2, protocol.Stdout); got != "made\n" {
+		t.Errorf("the step that cleans up wrote %q", got)
+	}
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("what it was to remove is there: %v", err)
+	}
+}

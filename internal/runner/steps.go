@@ -34,6 +34,8 @@ func (w *worker) execute(job context.Context) result {
 
 	timed, cancel := w.limited(job)
 	defer cancel()
+	parting, endParting := w.afterCancel(job)
+	defer endParting()
 	ctx := timed
 	res := result{conclusion: ci.ConclusionSuccess}
 	sofar := w.conditions()
@@ -41,10 +43,14 @@ func (w *worker) execute(job context.Context) result {
 		if ctx.Err() != nil && ctx == timed && errors.Is(context.Cause(ctx), causeTimeout) {
 			// What must run in any case gets its own, short time.
 			d := w.afterTimeout()
-			after, cancel := context.WithTimeoutCause(job, d, limit{causeTimeout, "the limit for steps after the job's time limit", d})
+			after, cancel := context.WithTimeoutCause(job, d, limit{cause: causeTimeout, whose: "the limit for steps after the job's time limit", after: d})
 			defer cancel()
 			ctx = after
 			sofar.Failed = true
+		}
+		if errors.Is(context.Cause(job), causeCancelled) {
+			ctx = parting
+			sofar.Cancelled = true
 		}
 		up := &w.steps[i]
 		runs, err := false, error(nil)
@@ -57,20 +63,20 @@ func (w *worker) execute(job context.Context) result {
 			w.noteStep(i, fmt.Sprintf("condition: %v", err))
 		case !runs:
 			up.State, up.Conclusion = ci.StateFinished, ci.ConclusionSkipped
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && !sofar.Cancelled {
 				up.Reason = ci.ReasonCondition
 			}
 		default:
 			up.State = ci.StateRunning
 			news.add(job, w.steps[:i+1])
-			err = w.step(ctx, i, up)
+			err = w.step(ctx, i, up, sofar.Cancelled)
 		}
 		// A step that may fail may fail by itself; the end of the job's time is not its own.
 		mayFail := t.Job.Steps[i].ContinueOnError && !errors.Is(err, causeTimeout)
 		if up.Conclusion.Succeeded() || up.Conclusion == ci.ConclusionSkipped || mayFail {
 			continue
 		}
-		sofar.Failed = true
+		sofar.Failed = sofar.Failed || up.Conclusion != ci.ConclusionCancelled
 		if res.conclusion.Succeeded() {
 			res = w.decided(i, err)
 		}
@@ -109,6 +115,27 @@ func (w *worker) afterTimeout() time.Duration {
 	return max((w.held.ttl-w.grace())/2, w.held.ttl/4)
 }
 
+// afterCancel returns the context of the steps that run although the job is
+// cancelled. What they may take is part of the grace: when three quarters of it
+// have passed since the cancel they are asked to end, and have the rest to do so.
+// It ends at once with the lease and with the runner.
+func (w *worker) afterCancel(job context.Context) (context.Context, func()) {
+	ctx, end := context.WithCancelCause(w.owned)
+	stopped := context.AfterFunc(w.working, func() { end(context.Cause(w.working)) })
+	d := w.grace() - w.grace()/4
+	cancelled := context.AfterFunc(job, func() {
+		timer := time.AfterFunc(d, func() {
+			end(limit{cause: causeTimeout, whose: "the limit for steps after the cancel", after: d, grace: w.grace() / 4})
+		})
+		context.AfterFunc(ctx, func() { timer.Stop() })
+	})
+	return ctx, func() {
+		cancelled()
+		stopped()
+		end(nil)
+	}
+}
+
 // decided makes the job's result of the step that decided it.
 func (w *worker) decided(i int, err error) result {
 	up := w.steps[i]
@@ -128,8 +155,8 @@ func (w *worker) decided(i int, err error) result {
 }
 
 // step runs one step and fills in how it ended. The error explains an end that
-// is not the command's own.
-func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error {
+// is not the command's own. cancelled: the job was, before the step.
+func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate, cancelled bool) error {
 	spec := w.ticket.Job.Steps[i]
 	begin := time.Now()
 	stdout, stderr := w.ship.stream(i, protocol.Stdout), w.ship.stream(i, protocol.Stderr)
@@ -158,7 +185,11 @@ func (w *worker) step(ctx context.Context, i int, up *protocol.StepUpdate) error
 	}
 	if d := spec.Timeout.Std(); d > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, d, limit{causeStep, "the step's time limit", d})
+		reached := limit{cause: causeStep, whose: "the step's time limit", after: d}
+		if cancelled {
+			reached.grace = w.grace() / 4
+		}
+		ctx, cancel = context.WithTimeoutCause(ctx, d, reached)
 		defer cancel()
 	}
 	got, err := w.box.Run(ctx, executor.Step{

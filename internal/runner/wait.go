@@ -137,11 +137,22 @@ type limit struct {
 	cause cause
 	whose string
 	after time.Duration
+	// grace, when set, is all that processes get to end: the time of the job is over
+	// soon.
+	grace time.Duration
 }
 
 // Error says which limit is reached.
 func (l limit) Error() string {
 	return fmt.Sprintf("%s of %s is reached", l.whose, ci.Duration(l.after))
+}
+
+// Grace is the limit's own, else the cause's.
+func (l limit) Grace() time.Duration {
+	if l.grace > 0 {
+		return l.grace
+	}
+	return l.cause.Grace()
 }
 
 // Unwrap returns the cause, for errors.Is and errors.As.

@@ -28,10 +28,12 @@ type worker struct {
 	lease  ci.LeaseRef
 	held   *held
 	owned  context.Context // as long as the lease; not of a call
-	log    *slog.Logger
-	ship   *shipper
-	system *logStream // the runner's own lines about the attempt
-	began  time.Time
+	// working lasts until the runner is told to stop; not of a call.
+	working context.Context
+	log     *slog.Logger
+	ship    *shipper
+	system  *logStream // the runner's own lines about the attempt
+	began   time.Time
 
 	// notes are the runner's own lines about each step, made when needed.
 	notes []*logStream
@@ -108,7 +110,7 @@ func (r *Runner) work(life, working context.Context, c claimed) {
 		ttl = c.limits.LeaseTTL.Std()
 	}
 	w := &worker{
-		r: r, ticket: t, lease: t.Lease, owned: lease, began: time.Now(),
+		r: r, ticket: t, lease: t.Lease, owned: lease, working: working, began: time.Now(),
 		held: &held{lease: t.Lease, ttl: ttl, lose: lose, stop: stop},
 		log: r.log.With(slog.String(keyRun, string(t.Lease.Run)), slog.String(keyJob, string(t.Lease.Job)),
 			slog.Int64(keyAttempt, t.Lease.Epoch)),
@@ -230,7 +232,7 @@ func (w *worker) prepared(job context.Context, with executor.Executor) (result, 
 // limited bounds a part of the job by the job's time limit.
 func (w *worker) limited(job context.Context) (context.Context, context.CancelFunc) {
 	d := w.timeout()
-	return context.WithTimeoutCause(job, d, limit{causeTimeout, "the job's time limit", d})
+	return context.WithTimeoutCause(job, d, limit{cause: causeTimeout, whose: "the job's time limit", after: d})
 }
 
 func (w *worker) timeout() time.Duration {
