@@ -68,7 +68,7 @@ func (w *world) close() books {
 			if code := m.proc.Wait(w.t, patience); code != 0 {
 				w.t.Errorf("the runner of %s ended with %d after SIGTERM", m.name, code)
 			}
-			for _, dir := range []string{"work/jobs/*", "sandboxes/*", "*.spool", "fetch-*", "artifact-*"} {
+			for _, dir := range []string{"work/jobs/*", "sandboxes/*", "*.spool*", "fetch-*", "artifact-*"} {
 				if left, err := filepath.Glob(filepath.Join(m.data, dir)); err != nil || len(left) > 0 {
 					w.t.Errorf("left on machine %s: %v, %v", m.name, left, err)
 				}

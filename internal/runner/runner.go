@@ -244,7 +244,7 @@ func (r *Runner) sweep(ctx context.Context) error {
 // sweepFiles removes bytes that an earlier process had under way in the data
 // directory. The lock of the workspaces keeps any other process out of it.
 func (r *Runner) sweepFiles() error {
-	for _, pattern := range []string{"fetch-*", "artifact-*", "log-*.spool", ".new-*"} {
+	for _, pattern := range []string{"fetch-*", "artifact-*", "log-*.spool*", ".new-*"} {
 		left, err := filepath.Glob(filepath.Join(r.cfg.DataDir, pattern))
 		for i := 0; err == nil && i < len(left); i++ {
 			err = os.Remove(left[i])

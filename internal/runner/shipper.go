@@ -78,11 +78,11 @@ type logStream struct {
 	closed  bool
 }
 
-func newShipper(cfg shipping, spool *spool, log *slog.Logger,
+func newShipper(cfg shipping, spoolPath string, log *slog.Logger,
 	send func(context.Context, []byte) (protocol.LogReply, error), refused func(cause),
 ) *shipper {
 	s := &shipper{
-		cfg: cfg, send: send, refused: refused, log: log, began: time.Now(), spool: spool,
+		cfg: cfg, send: send, refused: refused, log: log, began: time.Now(), spool: newSpool(spoolPath, cfg.spool),
 		wake: make(chan struct{}, 1),
 	}
 	s.changed = sync.NewCond(&s.mu)
@@ -175,7 +175,7 @@ func (s *shipper) take(st *logStream, p []byte) {
 
 // crowded reports whether there is no place for more output.
 func (s *shipper) crowded() bool {
-	return s.memory >= s.cfg.memory && s.spool.crowded(s.cfg.spool)
+	return s.memory >= s.cfg.memory && s.spool.crowded()
 }
 
 // want is how long an open chunk gets before it is cut for its size.

@@ -136,7 +136,7 @@ func (r *Runner) work(life, working context.Context, c claimed) {
 	w.ship = newShipper(shipping{
 		limit: c.limits.LogLimit, delay: r.cfg.LogDelay, chunk: r.cfg.LogChunk,
 		memory: defaultLogMemory, spool: r.cfg.LogSpool, inFlight: defaultLogInFlight,
-	}, newSpool(filepath.Join(r.cfg.DataDir, "log-"+string(t.Lease.Lease)+".spool")), w.log,
+	}, filepath.Join(r.cfg.DataDir, "log-"+string(t.Lease.Lease)+".spool"), w.log,
 		func(ctx context.Context, body []byte) (protocol.LogReply, error) {
 			return r.server.call().AppendLog(ctx, t.Lease, body)
 		}, w.act)

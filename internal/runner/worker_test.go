@@ -392,7 +392,7 @@ func TestFilesOfACrashedRunnerAreRemoved(t *testing.T) {
 		if err := os.MkdirAll(r.config.DataDir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		names := []string{"fetch-1", "artifact-22", "log-lse_1.spool", ".new-333"}
+		names := []string{"fetch-1", "artifact-22", "log-lse_1.spool", "log-lse_1.spool.1", ".new-333"}
 		for _, name := range names {
 			if err := os.WriteFile(filepath.Join(r.config.DataDir, name), []byte("x"), 0o600); err != nil {
 				t.Fatal(err)
