@@ -38,6 +38,7 @@ type fake struct {
 	runners   []protocol.Runner
 	snapshots map[string]bool
 	forgets   bool                // the next run finds no snapshot any more
+	refuses   string              // no run is made of this workflow file
 	created   map[string]ci.RunID // by idempotency key
 	requests  []string
 	changed   chan struct{} // closed at every change
@@ -378,6 +379,10 @@ func (f *fake) create(w http.ResponseWriter, r *http.Request) error {
 	id := ci.RunID("run_new")
 	var err error
 	f.change(func() {
+		if f.refuses != "" && in.WorkflowPath == f.refuses {
+			err = ci.Errorf(ci.ErrForbidden, "your token may not run %s", in.WorkflowPath)
+			return
+		}
 		if f.forgets {
 			f.forgets, f.snapshots = false, map[string]bool{}
 		}

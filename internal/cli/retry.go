@@ -70,16 +70,7 @@ func (a *app) retry(ctx context.Context, cfg *retryConfig, name string) error {
 func (a *app) submitted(
 	ctx context.Context, c *protocol.Client, created []protocol.RunCreated, w waiting, o output, single bool,
 ) error {
-	ids := make([]ci.RunID, len(created))
-	for i, r := range created {
-		ids[i] = r.RunID
-		if o.form == outputText {
-			a.out.linef("%s", string(r.RunID))
-		}
-		if r.URL != "" {
-			a.err.linef("%s", r.URL)
-		}
-	}
+	ids := a.nameRuns(created, o)
 	if !w.wait {
 		switch {
 		case o.form == outputText:
@@ -103,4 +94,20 @@ func (a *app) submitted(
 		return err
 	}
 	return finish(runs)
+}
+
+// nameRuns prints the IDs of runs that were created, unless a document will have
+// them, and their addresses.
+func (a *app) nameRuns(created []protocol.RunCreated, o output) []ci.RunID {
+	ids := make([]ci.RunID, len(created))
+	for i, r := range created {
+		ids[i] = r.RunID
+		if o.form == outputText {
+			a.out.linef("%s", string(r.RunID))
+		}
+		if r.URL != "" {
+			a.err.linef("%s", r.URL)
+		}
+	}
+	return ids
 }

@@ -114,9 +114,14 @@ func cmdEnds(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // cmdServer: server down|up, at once or after a pause; server forgets: the
-// snapshots that it has are gone when the next run is made.
+// snapshots that it has are gone when the next run is made; server refuses FILE:
+// no run is made of that workflow file.
 func cmdServer(ts *testscript.TestScript, _ bool, args []string) {
 	f := fakeOf(ts)
+	if args[0] == "refuses" {
+		f.change(func() { f.refuses = args[1] })
+		return
+	}
 	act := map[string]func(){
 		"down": f.down, "up": func() { f.up(nil) }, "forgets": func() { f.change(func() { f.forgets = true }) },
 	}[args[0]]

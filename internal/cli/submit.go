@@ -118,9 +118,29 @@ func (a *app) submit(ctx context.Context, cfg *submitConfig, dir string) error {
 	}
 	created, err := a.send(ctx, c, co, &cfg.submission, inputs, cfg.message, cfg.key)
 	if err != nil {
-		return err
+		return a.begun(err, created, cfg)
 	}
 	return a.submitted(ctx, c, created, cfg.waiting, cfg.output, !cfg.all)
+}
+
+// begun ends a command that could not create all of its runs: those that are there
+// are named as if they were all, and the code is that of the error.
+func (a *app) begun(err error, created []protocol.RunCreated, cfg *submitConfig) error {
+	if len(created) == 0 {
+		return err
+	}
+	ids := a.nameRuns(created, cfg.output)
+	switch {
+	case !cfg.json():
+		return err
+	case !cfg.wait:
+		return errors.Join(err, a.printJSON(created))
+	}
+	runs := make([]protocol.Run, len(ids))
+	for i, id := range ids {
+		runs[i].ID = id
+	}
+	return a.cutShort(err, cfg.output, runs, false)
 }
 
 // examine finds what is wrong with the workflow files before anything is started or
@@ -143,7 +163,7 @@ func (a *app) examine(co checkout, s *submission) (map[string]string, error) {
 }
 
 // send captures the tree, uploads it if the server does not have it, and creates a
-// run for each workflow file.
+// run for each workflow file. With an error it returns those that it has created.
 func (a *app) send(
 	ctx context.Context, c *protocol.Client, co checkout, s *submission, inputs map[string]string, message, key string,
 ) ([]protocol.RunCreated, error) {
@@ -200,7 +220,7 @@ func (a *app) send(
 			}
 		}
 		if err != nil {
-			return nil, err
+			return created[:i], err
 		}
 	}
 	return created, nil
