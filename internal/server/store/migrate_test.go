@@ -4,11 +4,16 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/testkit"
@@ -36,25 +41,70 @@ func bare(t *testing.T, url string) *Store {
 	return s
 }
 
-func tables(t *testing.T, s *Store) []string {
+// schema is the whole definition of what is in the database: on SQLite its
+// texts, on PostgreSQL columns, indexes, constraints and functions.
+func schema(t *testing.T, s *Store) []string {
 	t.Helper()
-	rows, err := s.read.QueryContext(t.Context(), s.d.tablesSQL)
+	query := `SELECT type || ' ' || name || ' ' || tbl_name || ' ' || COALESCE(sql, '') FROM sqlite_master ORDER BY 1`
+	if s.d.name == "postgres" {
+		query = `SELECT concat_ws(' ', 'column', c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attcollation::regcollation,
+				a.attidentity, a.attgenerated, pg_get_expr(d.adbin, d.adrelid), c.reloptions)
+			FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+			WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S') AND a.attnum > 0 AND NOT a.attisdropped
+			UNION ALL SELECT 'index ' || pg_get_indexdef(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+			WHERE c.relnamespace = current_schema()::regnamespace
+			UNION ALL SELECT concat_ws(' ', 'constraint', conrelid::regclass, conname, pg_get_constraintdef(oid), convalidated) FROM pg_constraint
+			WHERE connamespace = current_schema()::regnamespace
+			UNION ALL SELECT 'function ' || pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+			ORDER BY 1`
+	}
+	rows, err := s.read.QueryContext(t.Context(), query)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []string
 	for rows.Next() {
-		var name string
-		if err := rows.Scan(&name); err != nil {
+		var line string
+		if err := rows.Scan(&line); err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, name)
+		out = append(out, line)
 	}
 	if err := rows.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// wantFresh demands the schema of a fresh installation, and that each migration is
+// recorded once.
+func wantFresh(t *testing.T, s *Store, fresh []string) {
+	t.Helper()
+	if got := schema(t, s); len(fresh) == 0 || !slices.Equal(got, fresh) {
+		t.Errorf("the schema is not that of a fresh installation:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(fresh, "\n"))
+	}
+	all, err := migrations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n, most int
+	if err := s.read.QueryRowContext(t.Context(), "SELECT COUNT(*), MAX(version) FROM schema_version").Scan(&n, &most); err != nil {
+		t.Fatal(err)
+	}
+	if n != len(all) || most != len(all) {
+		t.Errorf("%d migrations up to number %d are recorded, want %d", n, most, len(all))
+	}
+}
+
+// freshSchema is what an installation that nothing disturbs has.
+func freshSchema(t *testing.T, url string) []string {
+	t.Helper()
+	s := bare(t, url)
+	if err := s.migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return schema(t, s)
 }
 
 // A migration that is cut anywhere leaves the schema as it was, and the next
@@ -68,20 +118,17 @@ func TestCase_DB_03_AMigrationIsAllOrNothing(t *testing.T) {
 	for name, url := range bothURLs() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			fresh := bare(t, url(t))
-			if err := fresh.migrate(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			want := tables(t, fresh)
+			want := freshSchema(t, url(t))
 			s := bare(t, url(t))
 			statements := s.d.rewriteDDL(all[0].text)
 			for cut := 0; cut < len(statements); cut += max(len(statements)/20, 1) {
 				broken := slices.Clone(all)
-				broken[0].text = strings.Join(statements[:cut], ";\n") + ";\nCREATE TABLE no (;\n"
-				if err := s.migrate1(t.Context(), broken); err == nil {
-					t.Fatalf("a migration that fails at statement %d did not stop the start", cut)
+				broken[0].text = verbatim(append(statements[:cut:cut], "SELECT * FROM there_is_no_such_table"))
+				err := s.migrate1(t.Context(), broken)
+				if err == nil || !strings.Contains(err.Error(), "migration "+all[0].name) || !strings.Contains(err.Error(), "there_is_no_such_table") {
+					t.Fatalf("a migration that fails at statement %d: %v, want an error with its number", cut, err)
 				}
-				if got := tables(t, s); len(got) > 0 {
+				if got := schema(t, s); len(got) > 0 {
 					t.Fatalf("cut at statement %d the migration left %v", cut, got)
 				}
 			}
@@ -93,11 +140,96 @@ func TestCase_DB_03_AMigrationIsAllOrNothing(t *testing.T) {
 			if err := s.migrate(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if got := tables(t, s); !slices.Equal(got, want) {
-				t.Errorf("after the restart: %v, want %v", got, want)
-			}
+			wantFresh(t, s, want)
 		})
 	}
+}
+
+// TestMain is also the process that is killed in the middle of a migration.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 4 && os.Args[1] == migrateSlowly {
+		cut, err := strconv.Atoi(os.Args[3])
+		if err == nil {
+			err = slowMigration(os.Args[2], cut)
+		}
+		fmt.Println("it ended:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+const migrateSlowly = "migrate-slowly"
+
+// slowMigration runs the first migration up to a statement, and takes hours there.
+func slowMigration(url string, cut int) error {
+	d, err := dialectFor(url)
+	if err != nil {
+		return err
+	}
+	s := &Store{d: d, log: slog.New(slog.DiscardHandler), prepared: map[prepKey]*sql.Stmt{}}
+	if s.write, s.read, err = d.open(Options{URL: url}); err != nil {
+		return err
+	}
+	all, err := migrations()
+	if err != nil {
+		return err
+	}
+	slow := "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 100000) SELECT COUNT(*) FROM c"
+	if d.name == "postgres" {
+		slow = "SELECT pg_sleep(0.1)"
+	}
+	all[0].text = verbatim(slices.Concat(d.rewriteDDL(all[0].text)[:cut], slices.Repeat([]string{slow}, 100_000)))
+	fmt.Println("it begins")
+	_, err = s.migrateOne(context.Background(), all)
+	return err
+}
+
+// A server that is killed in the middle of a migration leaves nothing of it, and
+// the next start does it all.
+func TestCase_DB_03_AKilledMigrationIsDoneByTheNextStart(t *testing.T) {
+	t.Parallel()
+	all, err := migrations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, url := range bothURLs() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := freshSchema(t, url(t))
+			u := url(t)
+			s := bare(t, u)
+			n := len(s.d.rewriteDDL(all[0].text))
+			for _, cut := range []int{0, 1, n / 2, n} {
+				p := testkit.Start(t, testkit.Command{Path: os.Args[0], Args: []string{migrateSlowly, u, strconv.Itoa(cut)}})
+				for !strings.Contains(p.Stdout(), "it begins") && t.Context().Err() == nil {
+					<-time.After(time.Millisecond)
+				}
+				<-time.After(100 * time.Millisecond) // wherever it has come by then
+				p.Signal(t, syscall.SIGKILL)
+				<-p.Exited()
+				if strings.Contains(p.Stdout(), "it ended") {
+					t.Fatalf("the migration was not killed: %s", p.Stdout())
+				}
+				if got := schema(t, s); len(got) > 0 {
+					t.Fatalf("killed behind statement %d the migration left %v", cut, got)
+				}
+			}
+			if err := s.migrate(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wantFresh(t, s, want)
+		})
+	}
+}
+
+// verbatim is the text of a migration of these statements, which are in the
+// database's dialect already: the comment keeps them from being translated again.
+func verbatim(statements []string) string {
+	var b strings.Builder
+	for _, s := range statements {
+		b.WriteString("/* as it is */ " + s + ";\n")
+	}
+	return b.String()
 }
 
 func (s *Store) migrate1(ctx context.Context, all []migration) error {
@@ -110,6 +242,7 @@ func TestCase_DB_03_OneOfManyStartsMigrates(t *testing.T) {
 	for name, url := range bothURLs() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			want := freshSchema(t, url(t))
 			u := url(t)
 			var wg sync.WaitGroup
 			for range 4 {
@@ -125,6 +258,7 @@ func TestCase_DB_03_OneOfManyStartsMigrates(t *testing.T) {
 				})
 			}
 			wg.Wait()
+			wantFresh(t, bare(t, u), want)
 		})
 	}
 }
