@@ -70,30 +70,6 @@ func (a *app) followLog(ctx context.Context, c *protocol.Client, job protocol.Jo
 func (a *app) followAttempt(
 	ctx context.Context, c *protocol.Client, id ci.JobID, q protocol.LogQuery, cfg *logsConfig, out io.Writer,
 ) error {
-	if q.Tail > 0 {
-		slice, err := c.LogLines(ctx, id, q)
-		if err != nil {
-			return err
-		}
-		for _, l := range slice.Lines {
-			text := l.Text
-			if !l.Open {
-				text += "\n"
-			}
-			if cfg.form == outputLines {
-				err = a.printJSONLine(l)
-			} else {
-				_, err = io.WriteString(out, text)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		if slice.Sealed {
-			return nil
-		}
-		q.Tail, q.After = 0, slice.Cursor
-	}
 	return c.LogEvents(ctx, id, q, a.follow(), func(it protocol.LogItem) error {
 		if cfg.form == outputLines {
 			switch {

@@ -322,6 +322,12 @@ func TestServerWithRunnerBeside(t *testing.T) {
 	in.want(1, "submit", "--wait", late)
 	in.want(2, "submit", tree(t, map[string]string{".forgeci.yaml": "version: 2\n"}))
 
+	long := tree(t, workflow(value, "  long: {steps: [\"seq 3000\"]}\n"))
+	run = strings.TrimSpace(in.want(0, "submit", "--wait", long))
+	if out := in.want(0, "logs", "-f", "--tail", "2500", run); len(out) != 499*4+2001*5 || !strings.HasPrefix(out, "501\n") || !strings.HasSuffix(out, "\n3000\n") {
+		t.Errorf("the last 2500 of 3000 lines, followed, are %d bytes: %.20q", len(out), out)
+	}
+
 	slow := tree(t, workflow(value, "  slow: {steps: [\"echo begun; exec sleep 300\"]}\n"))
 	run = strings.TrimSpace(in.want(0, "submit", slow))
 	follower := testkit.Start(t, in.command("logs", "-f", run))
@@ -333,7 +339,7 @@ func TestServerWithRunnerBeside(t *testing.T) {
 		t.Errorf("the follower of a cancelled job: code %d, %q", code, follower.Stdout())
 	}
 	var runs []protocol.RunSummary
-	if err := json.Unmarshal([]byte(in.want(0, "runs", "--output", "json")), &runs); err != nil || len(runs) != 4 {
+	if err := json.Unmarshal([]byte(in.want(0, "runs", "--output", "json")), &runs); err != nil || len(runs) != 5 {
 		t.Errorf("%d runs, %v", len(runs), err)
 	}
 

@@ -121,7 +121,7 @@ type LogQuery struct {
 	Attempt int64 // 0 means the latest
 	Step    *int  // nil means all
 	Stream  string
-	Tail    int64  // last lines; 0 means all
+	Tail    int64  // last lines; 0 means all; LogEvents: not with After
 	From    int64  // LogLines: number of the first line
 	Limit   int    // LogLines: most lines in one answer
 	Search  string // LogLines: substring

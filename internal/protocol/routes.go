@@ -64,7 +64,8 @@ const (
 	// RouteJobLogEvents is SSE: events "log" (LogEvent), "attempt" (a new attempt
 	// began, data Attempt) and "sealed" (LogSealedEvent); "problem" (Problem) is the
 	// last of a stream that asking again would not mend. It takes ?attempt=, ?step=,
-	// ?after= or Last-Event-ID.
+	// ?tail= (it begins with so many lines), and ?after= or Last-Event-ID, which count
+	// for more than the tail.
 	RouteJobLogEvents    = "GET /v1/jobs/{job_id}/logs/events"
 	RouteGetArtifact     = "GET /v1/artifacts/{artifact_id}"
 	RouteArtifactContent = "GET /v1/artifacts/{artifact_id}/content"

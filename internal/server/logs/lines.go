@@ -26,8 +26,9 @@ const (
 // keep their numbers in the attempt. A line of more than Config.LineText bytes
 // is cut on a character's border and says by how much; of one that was redrawn
 // with carriage returns the last drawing is kept. What does not fit into
-// the answer follows from Next on, and Truncated is set. An expired log is
-// ErrGone.
+// the answer follows from Next on, and Truncated is set; of the last q.Tail lines
+// it is the first that do not fit, and the answer always reaches the end. An
+// expired log is ErrGone.
 func (s *Service) Lines(ctx context.Context, viewer auth.Viewer, q Query) (protocol.LogSlice, error) {
 	if len(q.Search) > maxSearch {
 		return protocol.LogSlice{}, ci.Errorf(ci.ErrInvalid, "search for at most %d bytes", maxSearch)
@@ -49,7 +50,7 @@ func (s *Service) Lines(ctx context.Context, viewer auth.Viewer, q Query) (proto
 		if snap.log.State == store.LogExpired {
 			return protocol.LogSlice{}, expired(snap.log)
 		}
-		w := window{s: s, snap: snap, sel: t.sel, search: []byte(q.Search)}
+		w := window{s: s, snap: snap, sel: t.sel, search: []byte(q.Search), ends: q.Tail > 0}
 		out, err := w.collect(ctx, q)
 		if moved(err) && try < 3 {
 			continue // sealed meanwhile: the next look sees the archive
@@ -58,7 +59,7 @@ func (s *Service) Lines(ctx context.Context, viewer auth.Viewer, q Query) (proto
 			return out, err
 		}
 		out.Epoch, out.Sealed = t.key.Epoch, snap.sealed()
-		if !out.Truncated && !out.Sealed {
+		if out.Next == 0 && !out.Sealed {
 			out.Cursor = cursor(t.key.Epoch, snap.end)
 		}
 		return out, nil
@@ -71,32 +72,35 @@ type window struct {
 	snap    snapshot
 	sel     selection
 	search  []byte
+	ends    bool // it is the end that is wanted: what is full loses its first lines
+	limit   int
 	scanned int64
 	text    int
 }
 
 func (w *window) collect(ctx context.Context, q Query) (protocol.LogSlice, error) {
-	limit := q.Limit
-	if limit <= 0 {
-		limit = defaultLines
+	w.limit = q.Limit
+	if w.limit <= 0 {
+		w.limit = defaultLines
 	}
-	limit = min(limit, maxLines)
+	w.limit = min(w.limit, maxLines)
 	from := max(q.From, 1)
-	if q.Tail > 0 {
-		from = max(from, w.snap.tail(w.sel, q.Tail))
-	}
 	out := protocol.LogSlice{Lines: []protocol.LogLine{}, Total: w.snap.total(w.sel)}
+	if w.ends {
+		first := max(from, w.snap.tail(w.sel, q.Tail))
+		from = w.behind(first)
+		out.Truncated = from > first
+	}
 	for i := w.snap.from(from); i < len(w.snap.recs); i++ {
 		r := w.snap.recs[i]
 		if !w.sel.has(r.stream) || r.lines() == 0 {
 			continue
 		}
-		full := len(out.Lines) == limit || w.text >= maxAnswer || w.scanned >= maxScan
-		if full && len(w.search) == 0 || w.scanned >= maxScan {
+		if !w.ends && (w.full(&out) && len(w.search) == 0 || w.scanned >= maxScan) {
 			out.Truncated, out.Next = true, max(r.line+1, from)
 			break
 		}
-		next, err := w.record(ctx, i, from, limit, &out)
+		next, err := w.record(ctx, i, from, &out)
 		if err != nil {
 			return protocol.LogSlice{}, err
 		}
@@ -111,9 +115,36 @@ func (w *window) collect(ctx context.Context, q Query) (protocol.LogSlice, error
 	return out, nil
 }
 
+// full reports whether there is no room for another line.
+func (w *window) full(out *protocol.LogSlice) bool {
+	return len(out.Lines) == w.limit || w.text >= maxAnswer
+}
+
+// behind returns the first line from which on the end can be had within maxScan, and
+// within the limit if each line counts; at least from.
+func (w *window) behind(from int64) int64 {
+	if len(w.search) == 0 {
+		from = max(from, w.snap.tail(w.sel, int64(w.limit)))
+	}
+	size, first := int64(0), w.snap.from(from)
+	for i := len(w.snap.recs) - 1; i >= first; i-- {
+		r := w.snap.recs[i]
+		if !w.sel.has(r.stream) {
+			continue
+		}
+		if r.kind == data {
+			size += r.n
+		}
+		if size > maxScan {
+			return max(from, r.line+r.lines()+1)
+		}
+	}
+	return from
+}
+
 // record adds the lines that begin in record i; next is the number of the first
-// that found no room.
-func (w *window) record(ctx context.Context, i int, from int64, limit int, out *protocol.LogSlice) (next int64, err error) {
+// that found no room. In a window that ends with the log, earlier ones make room.
+func (w *window) record(ctx context.Context, i int, from int64, out *protocol.LogSlice) (next int64, err error) {
 	r := w.snap.recs[i]
 	var b []byte
 	if r.kind == data {
@@ -133,8 +164,12 @@ func (w *window) record(ctx context.Context, i int, from int64, limit int, out *
 			return 0, err
 		}
 		if found {
-			if len(out.Lines) == limit || w.text >= maxAnswer {
+			if !w.ends && w.full(out) {
 				return number, nil
+			}
+			for len(out.Lines) > 0 && w.full(out) {
+				w.text -= len(out.Lines[0].Text)
+				out.Lines, out.Truncated = out.Lines[1:], true
 			}
 			out.Lines = append(out.Lines, l)
 			w.text += len(l.Text)

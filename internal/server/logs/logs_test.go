@@ -634,6 +634,59 @@ func TestALineWindowGoesOnInItsEvents(t *testing.T) {
 	})
 }
 
+// The end of a log is what its last lines are asked for: when not all of them fit
+// into an answer, the first are left out, and its events go on behind the last.
+func TestTheLastLinesEndWithTheLogWhateverFits(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		ref := w.job()
+		var wr writer
+		for i := range 3 {
+			w.append(ref, wr.chunk(0, protocol.Stdout, remaining(0, 1000*i, 1000*(i+1))))
+		}
+		long := w.job()
+		var lw writer
+		for i := range 50 { // 6 MiB
+			w.append(long, lw.chunk(0, protocol.Stdout, fmt.Sprintf("%d %s\n", i, strings.Repeat(strings.Repeat("x", 50_000)+"\n", 5)[:127_000])))
+		}
+		check := func(when string, q logs.Query, last string, most int) {
+			t.Helper()
+			s := w.lines(q)
+			n := len(s.Lines)
+			if n == 0 || n > most || !s.Truncated || s.Next != 0 {
+				t.Fatalf("%s: %d lines, truncated %v, next %d", when, n, s.Truncated, s.Next)
+			}
+			if end := s.Lines[n-1]; end.Number != s.Total || !strings.HasPrefix(end.Text, last) || s.First != s.Lines[0].Number {
+				t.Errorf("%s: the answer ends with line %d of %d, %.40q", when, end.Number, s.Total, end.Text)
+			}
+			if s.Sealed != (s.Cursor == "") {
+				t.Errorf("%s: sealed %v, cursor %q", when, s.Sealed, s.Cursor)
+			}
+		}
+		for _, when := range []string{"live", "sealed"} {
+			q := query(ref)
+			q.Tail = 2500
+			check(when, q, "step 0 line 2999", 1000)
+			q.Limit = 7
+			check(when, q, "step 0 line 2999", 7)
+			q.Search = "line 2"
+			check(when+", a search", q, "step 0 line 2999", 7)
+			q = query(long)
+			q.Tail = 1000
+			check(when+", long lines", q, "x", 999)
+			if when == "live" {
+				w.seal(ref, wr.length(0, protocol.Stdout))
+				w.seal(long, lw.length(0, protocol.Stdout))
+			}
+		}
+		q := query(ref)
+		q.Tail = 2500
+		if got := text(w.follow(q)); got != remaining(0, 500, 3000) {
+			t.Errorf("the events of the last 2500 lines are %d bytes", len(got))
+		}
+	})
+}
+
 func TestCase_R14_AStoreThatIsAwayCostsNothing(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *world) {
