@@ -104,7 +104,8 @@ func readLine(br *bufio.Reader, limit int) ([]byte, error) {
 
 // Follow says how a stream of events outlives lost connections.
 type Follow struct {
-	// GiveUp ends the call when no server has answered for so long; 0 means 2 minutes.
+	// GiveUp ends the call when no server has answered with a stream for so long; 0
+	// means 2 minutes. A stream need not say anything yet.
 	GiveUp time.Duration
 	// Lost is told when a connection is lost and after which pause the next is
 	// tried; it may be nil.
@@ -129,7 +130,7 @@ func (c *Client) follow(
 	}
 	pause, heard := firstPause, time.Now()
 	for {
-		fresh, done, err := c.followOnce(ctx, rq, &after, yield)
+		answered, fresh, done, err := c.followOnce(ctx, rq, &after, yield)
 		if done || (err != nil && !again(err)) {
 			return err
 		}
@@ -137,12 +138,15 @@ func (c *Client) follow(
 			return context.Cause(ctx)
 		}
 		if fresh {
-			pause, heard = firstPause, time.Now()
+			pause = firstPause
 		}
 		if err == nil {
 			err = ci.Errorf(ci.ErrUnavailable, "the connection to %s ended", c.base.Host)
 		}
-		if time.Since(heard) > giveUp {
+		switch {
+		case answered:
+			heard = time.Now()
+		case time.Since(heard) > giveUp:
 			return err
 		}
 		wait := pause/2 + rand.N(pause)
@@ -161,34 +165,35 @@ func again(err error) bool {
 	return errors.Is(err, ci.ErrUnavailable) || errors.Is(err, ci.ErrRateLimited)
 }
 
-// followOnce reads one connection; fresh reports whether an event came.
+// followOnce reads one connection; answered reports whether there was a stream,
+// fresh whether an event came.
 func (c *Client) followOnce(
 	ctx context.Context, rq call, after *string, yield func(Event) (bool, error),
-) (fresh, done bool, err error) {
+) (answered, fresh, done bool, err error) {
 	rq.header = http.Header{"Accept": {MediaEvents}, "Cache-Control": {"no-cache"}}
 	if *after != "" {
 		rq.header.Set("Last-Event-ID", *after)
 	}
 	resp, err := c.stream(ctx, rq, nil, 0)
 	if err != nil {
-		return false, false, err
+		return false, false, false, err
 	}
 	defer resp.Body.Close()
 	for ev, err := range ReadEvents(resp.Body) {
 		if err != nil {
-			return fresh, false, err
+			return true, fresh, false, err
 		}
 		fresh = true
 		if ev.Name == EventProblem {
-			return fresh, true, problemIn(ev)
+			return true, fresh, true, problemIn(ev)
 		}
 		done, err := yield(ev)
 		if done || err != nil {
-			return fresh, true, err
+			return true, fresh, true, err
 		}
 		*after = ev.ID
 	}
-	return fresh, false, nil
+	return true, fresh, false, nil
 }
 
 // RunEvents yields the run's summary at once and after each change until it says

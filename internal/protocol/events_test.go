@@ -181,6 +181,20 @@ func TestFollow_ends(t *testing.T) {
 		t.Errorf("got %v after %d notices", err, lost)
 	}
 
+	// Streams in which nothing happens are answers, too.
+	quiet := 0
+	s = serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		if quiet++; quiet < 4 {
+			fmt.Fprint(w, ": alive\n\n")
+			return
+		}
+		sse(t, w, "1", protocol.EventRun, protocol.RunSummary{ID: "run_1", State: ci.StateFinished})
+	})
+	err = newClient(t, s.URL).RunEvents(t.Context(), "run_1", protocol.Follow{GiveUp: 1}, func(protocol.RunSummary) error { return nil })
+	if err != nil || quiet != 4 {
+		t.Errorf("after %d streams: %v", quiet, err)
+	}
+
 	calls := 0
 	s = serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		calls++
