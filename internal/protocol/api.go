@@ -154,7 +154,8 @@ type JobSummary struct {
 
 // WaitReason says why a job has not started.
 type WaitReason struct {
-	// Code: needs, no_runner_online, no_matching_runner, runners_busy, quota, backoff.
+	// Code: needs, no_runner_online, no_matching_runner, runners_draining,
+	// runners_busy, quota, backoff.
 	Code   string     `json:"code"`
 	Detail string     `json:"detail"`
 	Needs  []string   `json:"needs,omitempty"`

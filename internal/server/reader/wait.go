@@ -17,6 +17,7 @@ const (
 	waitNeeds    = "needs"
 	waitNoRunner = "no_runner_online"
 	waitNoMatch  = "no_matching_runner"
+	waitDrain    = "runners_draining"
 	waitBusy     = "runners_busy"
 	waitQuota    = "quota"
 	waitBackoff  = "backoff"
@@ -28,11 +29,11 @@ type waits struct {
 	tx     *store.Tx
 	org    ci.OrgID
 	jobs   []store.JobView
-	served map[string][2]int64 // shape -> serving, present
+	served map[string]store.Served // by shape
 }
 
 func newWaits(tx *store.Tx, org ci.OrgID, jobs []store.JobView) *waits {
-	return &waits{tx: tx, org: org, jobs: jobs, served: map[string][2]int64{}}
+	return &waits{tx: tx, org: org, jobs: jobs, served: map[string]store.Served{}}
 }
 
 // reason says exactly why a job has not started, nil when it has.
@@ -46,11 +47,10 @@ func (w *waits) reason(ctx context.Context, j store.JobView, spec ci.JobSpec) (*
 	}
 	s, known := w.served[j.Shape]
 	if !known {
-		serving, present, err := w.tx.ReadServed(ctx, w.org, j.Shape)
-		if err != nil {
+		var err error
+		if s, err = w.tx.ReadServed(ctx, w.org, j.Shape); err != nil {
 			return nil, err
 		}
-		s = [2]int64{serving, present}
 		w.served[j.Shape] = s
 	}
 	now, err := w.tx.Now(ctx)
@@ -63,10 +63,12 @@ func (w *waits) reason(ctx context.Context, j store.JobView, spec ci.JobSpec) (*
 			Code: waitBackoff, Until: maybe(j.DueUS),
 			Detail: "next attempt at " + at(j.DueUS).Format("15:04:05 MST") + ": " + j.Detail,
 		}, nil
-	case s[1] == 0:
+	case s.Present == 0:
 		return &protocol.WaitReason{Code: waitNoRunner, Detail: "no runner is online (needs " + policy.Describe(spec.RunsOn) + ")"}, nil
-	case s[0] == 0:
+	case s.Serving == 0:
 		return &protocol.WaitReason{Code: waitNoMatch, Detail: "no runner that is online offers " + policy.Describe(spec.RunsOn)}, nil
+	case s.Open == 0:
+		return &protocol.WaitReason{Code: waitDrain, Detail: "all matching runners are draining: they take no more jobs"}, nil
 	}
 	if j.Open == 0 { // else it is about to be opened
 		org, _, err := w.tx.Org(ctx, w.org)

@@ -66,6 +66,42 @@ func TestAJobSaysWhyItWaits(t *testing.T) {
 	})
 }
 
+// A runner that drains takes no more jobs: who waits for it alone is told so, and
+// not that it is busy.
+func TestAJobSaysThatItsRunnersAreDraining(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		waits := func(run ci.RunID, code string) {
+			w.t.Helper()
+			got := w.run(run).JobList[0].Waiting
+			if got == nil || got.Code != code || (got.Position > 0) != (code == "runners_busy") {
+				w.t.Errorf("it waits for %+v, want %s", got, code)
+			}
+		}
+		gpu := job("train")
+		gpu.RunsOn.Labels = []string{"gpu"}
+		small, large := w.agent("small", 1), w.agent("large", 1, "gpu")
+		id, other := w.submit(gpu), w.submit(job("build"))
+		waits(id, "runners_busy")
+
+		// By the operator: the runner is, and with it its session.
+		if err := w.e.DrainRunner(w.ctx, w.Org, "tester", large.who.Runner); err != nil {
+			w.t.Fatal(err)
+		}
+		waits(id, "runners_draining")
+		waits(other, "runners_busy")
+
+		// By itself, as it is asked to end.
+		if err := w.e.DrainSession(w.ctx, small.who, protocol.Drain{Session: small.session}); err != nil {
+			w.t.Fatal(err)
+		}
+		waits(other, "runners_draining")
+		w.agent("another", 1)
+		waits(other, "runners_busy")
+		waits(id, "runners_draining")
+	})
+}
+
 // A tenant at its limit of running jobs is told so.
 func TestAJobSaysThatTheQuotaIsReached(t *testing.T) {
 	t.Parallel()

@@ -113,14 +113,23 @@ func (t *Tx) ReadPosition(ctx context.Context, j JobView) (int64, error) {
 	return n, err
 }
 
-// ReadServed returns how many present sessions serve a shape, and how many
-// sessions are present at all.
-func (t *Tx) ReadServed(ctx context.Context, org ci.OrgID, shape string) (serving, present int64, err error) {
-	if serving, _, err = one(ctx, t, "ReadShapeServed", scanInt, shape, org); err != nil {
-		return 0, 0, err
+// Served is how many sessions there are for a shape.
+type Served struct {
+	Serving int64 // present sessions that serve it
+	Open    int64 // of these, those that take jobs: they and their runners do not drain
+	Present int64 // present sessions, whatever they serve
+}
+
+func scanServed(r scanner, v *Served) error { return r.Scan(&v.Serving, &v.Open) }
+
+// ReadServed returns how many of the tenant's sessions there are for a shape.
+func (t *Tx) ReadServed(ctx context.Context, org ci.OrgID, shape string) (Served, error) {
+	served, _, err := one(ctx, t, "ReadShapeServed", scanServed, shape, org)
+	if err != nil {
+		return Served{}, err
 	}
-	present, _, err = one(ctx, t, "ReadSessionsPresent", scanInt, org)
-	return serving, present, err
+	served.Present, _, err = one(ctx, t, "ReadSessionsPresent", scanInt, org)
+	return served, err
 }
 
 // AttemptView is an attempt with its runner's name and its log's row.

@@ -181,6 +181,8 @@ func waitText(w *protocol.WaitReason, now time.Time) string {
 			text = "No runner is online"
 		case "no_matching_runner":
 			text = "No runner that is online offers what it asks for"
+		case "runners_draining":
+			text = "All matching runners are draining"
 		case "runners_busy":
 			text = "All matching runners are busy"
 		case "quota":

@@ -55,7 +55,10 @@ SELECT COUNT(*) FROM queue WHERE org_id = $5 AND shape_id = $1 AND open = 1
   AND (prio < $2 OR prio = $2 AND (vft < $3 OR vft = $3 AND job_id < $4));
 
 -- name: ReadShapeServed
-SELECT COUNT(*) FROM offer_shape os JOIN session s ON s.offer_id = os.offer_id AND s.present = 1 AND s.org_id = $2
+-- Present sessions that serve a shape, and those of them that take jobs.
+SELECT COUNT(*), COUNT(CASE WHEN s.state = 'open' AND r.status = 'active' THEN 1 END)
+FROM offer_shape os JOIN session s ON s.offer_id = os.offer_id AND s.present = 1 AND s.org_id = $2
+JOIN runner r ON r.id = s.runner_id
 WHERE os.shape_id = $1;
 
 -- name: ReadSessionsPresent
