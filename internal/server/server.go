@@ -98,6 +98,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 
 func (s *Server) open(ctx context.Context) error {
 	cfg := &s.cfg
+	public := cfg.URL
 	if err := makeData(cfg.DataDir, cfg.Passable); err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func (s *Server) open(ctx context.Context) error {
 	})
 	site := web.New(web.Config{
 		Reader: pages{read, s.logs, s.engine}, Actions: actions{s.engine}, Auth: signIn{people}, Log: cfg.Log,
-		Version: cfg.Version, Secure: cfg.TLSCert != "", Heartbeat: pageBeat,
+		Version: cfg.Version, URL: public, Secure: cfg.TLSCert != "", Heartbeat: pageBeat,
 	})
 	s.http = &http.Server{
 		Handler: s.handler(rest, site, mount), ReadHeaderTimeout: headerIn, IdleTimeout: idle,

@@ -51,6 +51,15 @@ func get(t *testing.T, h http.Handler, path string, change ...func(*http.Request
 	return w
 }
 
+// routed serves the routes of a site.
+func routed(site *web.Site) http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range site.Routes() {
+		mux.Handle(r.Mux(), r.Handler)
+	}
+	return mux
+}
+
 func TestPagesLookAsTheyDid(t *testing.T) {
 	t.Parallel()
 	version := regexp.MustCompile(`/static/[0-9a-f]{12}/`)
@@ -192,14 +201,18 @@ func post(t *testing.T, h http.Handler, path string, form url.Values, change ...
 func TestSignInSetsACookieThatNoScriptReads(t *testing.T) {
 	t.Parallel()
 	book := storybook.New(storybook.Sample(), storybook.Now)
+	const loopback, secure = "forgeci=sample-session; Path=/; HttpOnly; SameSite=Lax", "__Host-forgeci=sample-session; Path=/; HttpOnly; Secure; SameSite=Lax"
 	for _, c := range []struct {
+		url    string
 		secure bool
 		want   string
 	}{
-		{false, "forgeci=sample-session; Path=/; HttpOnly; SameSite=Lax"},
-		{true, "__Host-forgeci=sample-session; Path=/; HttpOnly; Secure; SameSite=Lax"},
+		{"", false, loopback},
+		{"http://ci.example.com", false, loopback},
+		{"", true, secure},
+		{"https://ci.example.com/", false, secure}, // a proxy in front encrypts
 	} {
-		site := web.New(web.Config{Reader: book, Actions: book, Auth: book, Log: logger(t), Now: storybook.Now, Secure: c.secure})
+		site := web.New(web.Config{Reader: book, Actions: book, Auth: book, Log: logger(t), Now: storybook.Now, URL: c.url, Secure: c.secure})
 		mux := http.NewServeMux()
 		for _, r := range site.Routes() {
 			mux.Handle(r.Mux(), r.Handler)
@@ -217,6 +230,26 @@ func TestSignInSetsACookieThatNoScriptReads(t *testing.T) {
 		}
 		if strings.Contains(w.Body.String(), `value="wrong"`) {
 			t.Error("the page repeats the token")
+		}
+	}
+}
+
+func TestPagesNameTheAddressOfTheServer(t *testing.T) {
+	t.Parallel()
+	book := storybook.New(storybook.Data{}, storybook.Now)
+	for _, c := range []struct {
+		url    string
+		secure bool
+		want   string
+	}{
+		{"", false, "http://example.com"},
+		{"", true, "https://example.com"},
+		{"https://ci.example.com/", false, "https://ci.example.com"}, // a proxy in front encrypts
+	} {
+		site := web.New(web.Config{Reader: book, Actions: book, Auth: book, Log: logger(t), Now: storybook.Now, URL: c.url, Secure: c.secure})
+		w := get(t, routed(site), "/runners", func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "__Host-forgeci", Value: storybook.Session}) })
+		if body := w.Body.String(); !strings.Contains(body, "--server "+c.want+" --token") {
+			t.Errorf("%q, secure %v: the page does not name %s: %d %s", c.url, c.secure, c.want, w.Code, body)
 		}
 	}
 }
@@ -328,11 +361,7 @@ func TestALogThatCannotBeReadLeavesTheJobsPage(t *testing.T) {
 			Reader: damaged{b, ci.Errorf(kind, "this log is not as it was")}, Actions: b, Auth: b,
 			Log: slog.New(slog.NewTextHandler(&log, nil)), Now: storybook.Now,
 		})
-		mux := http.NewServeMux()
-		for _, r := range site.Routes() {
-			mux.Handle(r.Mux(), r.Handler)
-		}
-		w := get(t, mux, "/jobs/"+string(storybook.FailedJob))
+		w := get(t, routed(site), "/jobs/"+string(storybook.FailedJob))
 		if body := w.Body.String(); w.Code != http.StatusOK || !strings.Contains(body, "this log is not as it was") || !strings.Contains(body, "Ownership") {
 			t.Errorf("%s: %d %s", kind, w.Code, body)
 		}

@@ -115,12 +115,16 @@ func (s *Site) nothing(q *request) error {
 // fragment reports whether only the part of the page that changes is wanted.
 func (q *request) fragment() bool { return q.URL.Query().Get("fragment") == "1" }
 
-// server returns the address under which the visitor reaches this server.
+// server returns the address under which this server is reached.
 func (q *request) server() string {
-	if q.site.cfg.Secure {
+	switch {
+	case q.site.cfg.URL != "":
+		return q.site.cfg.URL
+	case q.site.cfg.Secure:
 		return "https://" + q.Host
+	default:
+		return "http://" + q.Host
 	}
-	return "http://" + q.Host
 }
 
 // number reads a whole number ≥ 0 from the query; what is absent or is none is 0.

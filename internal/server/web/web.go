@@ -12,6 +12,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -162,8 +163,11 @@ type Config struct {
 	Now func() time.Time
 	// Version is shown in the footer.
 	Version string
+	// URL is where people reach the pages; empty means where each visitor does.
+	URL string
 	// Secure says that browsers reach the pages by HTTPS: the session cookie then
-	// has the __Host- prefix and Secure, and answers carry HSTS. Without it, which
+	// has the __Host- prefix and Secure, and answers carry HSTS. It goes without
+	// saying when URL begins with https://. Without it, which
 	// is for loopback, the cookie has neither, since not every browser takes a
 	// Secure cookie from http://127.0.0.1.
 	Secure bool
@@ -200,6 +204,10 @@ type Site struct {
 func New(cfg Config) *Site {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	cfg.URL = strings.TrimSuffix(cfg.URL, "/")
+	if u, err := url.Parse(cfg.URL); err == nil && u.Scheme == "https" {
+		cfg.Secure = true
 	}
 	if cfg.Heartbeat == 0 {
 		cfg.Heartbeat = 5 * time.Second
