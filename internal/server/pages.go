@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -92,11 +93,32 @@ func (p pages) Watch(ctx context.Context, v auth.Viewer, t web.Topic) (<-chan we
 		}
 	}
 	changes, stop := p.engine.WatchRuns(v.Org, run)
+	look := time.Duration(0)
+	if t.Fleet {
+		look = fleetLook
+	}
+	return hints(ctx, changes, stop, look), nil
+}
+
+// fleetLook is how often a page of the fleet is told to look: runners come, fall
+// silent and go without a run that changes, and nothing is written for it.
+const fleetLook = 5 * time.Second
+
+// hints passes changes on until ctx or the changes end, and with a time to look one
+// of its own each time.
+func hints(ctx context.Context, changes <-chan ci.RunID, stop func(), look time.Duration) <-chan web.Hint {
 	out := make(chan web.Hint)
 	go func() {
 		defer close(out)
 		defer stop()
+		var due <-chan time.Time
+		if look > 0 {
+			t := time.NewTicker(look)
+			defer t.Stop()
+			due = t.C
+		}
 		for {
+			var hint web.Hint
 			select {
 			case <-ctx.Done():
 				return
@@ -104,15 +126,17 @@ func (p pages) Watch(ctx context.Context, v auth.Viewer, t web.Topic) (<-chan we
 				if !ok {
 					return
 				}
-				select {
-				case out <- web.Hint{Run: id}:
-				case <-ctx.Done():
-					return
-				}
+				hint.Run = id
+			case <-due:
+			}
+			select {
+			case out <- hint:
+			case <-ctx.Done():
+				return
 			}
 		}
 	}()
-	return out, nil
+	return out
 }
 
 // actions is what the forms do.

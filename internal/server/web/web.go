@@ -144,7 +144,7 @@ type LogQuery struct {
 type Topic struct {
 	Run ci.RunID
 	Job ci.JobID
-	// Fleet adds runners and dead letters.
+	// Fleet adds runners and dead letters: a hint every few seconds.
 	Fleet bool
 }
 
