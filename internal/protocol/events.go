@@ -20,7 +20,6 @@ import (
 const (
 	EventRun     = "run"     // RunSummary
 	EventLog     = "log"     // LogEvent
-	EventAttempt = "attempt" // Attempt
 	EventSealed  = "sealed"  // LogSealedEvent
 	EventProblem = "problem" // Problem: why the stream ends, for good
 )
@@ -216,10 +215,9 @@ func (c *Client) RunEvents(ctx context.Context, id ci.RunID, f Follow, yield fun
 // LogItem is one event of a log; exactly one of the pointers is set.
 type LogItem struct {
 	// Cursor resumes behind this event.
-	Cursor  string
-	Log     *LogEvent
-	Attempt *Attempt
-	Sealed  *LogSealedEvent
+	Cursor string
+	Log    *LogEvent
+	Sealed *LogSealedEvent
 }
 
 // LogEvents yields a log from q.After on, in the server's order, until an
@@ -249,11 +247,6 @@ func (c *Client) LogEvents(ctx context.Context, id ci.JobID, q LogQuery, f Follo
 				return false, nil
 			}
 			next[key] = item.Log.Offset + item.Log.length()
-		case EventAttempt:
-			item.Attempt = &Attempt{}
-			if err := decodeEvent(ev, item.Attempt); err != nil {
-				return true, err
-			}
 		case EventSealed:
 			item.Sealed = &LogSealedEvent{}
 			if err := decodeEvent(ev, item.Sealed); err != nil {

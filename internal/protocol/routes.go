@@ -61,9 +61,9 @@ const (
 	// RouteJobLogLines takes ?attempt=, ?step=, ?from= (line number), ?limit=,
 	// ?tail= and ?q= (substring).
 	RouteJobLogLines = "GET /v1/jobs/{job_id}/logs/lines"
-	// RouteJobLogEvents is SSE: events "log" (LogEvent), "attempt" (a new attempt
-	// began, data Attempt) and "sealed" (LogSealedEvent); "problem" (Problem) is the
-	// last of a stream that asking again would not mend. It takes ?attempt=, ?step=,
+	// RouteJobLogEvents is SSE: of one attempt, events "log" (LogEvent) and as the last
+	// one "sealed" (LogSealedEvent), or "problem" (Problem) when asking again would
+	// not mend the stream. It takes ?attempt=, ?step=,
 	// ?tail= (it begins with so many lines), and ?after= or Last-Event-ID, which count
 	// for more than the tail.
 	RouteJobLogEvents    = "GET /v1/jobs/{job_id}/logs/events"

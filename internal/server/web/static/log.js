@@ -128,7 +128,6 @@ class Viewer {
     this.stream = new Stream(() => this.url("events", {after: this.stream && this.stream.id || after}), {
       log: data => this.take(JSON.parse(data)),
       sealed: data => this.seal(JSON.parse(data)),
-      attempt: () => refresh(),
       problem: data => {
         this.stream.close();
         this.say(JSON.parse(data).detail);
