@@ -38,6 +38,7 @@ func SQLite(t testing.TB) *World { return New(t, "sqlite:"+filepath.Join(t.TempD
 // clock is the database's time; it stands still unless Advance moves it.
 type World struct {
 	Store   *store.Store
+	URL     string // of the database
 	Org     ci.OrgID
 	Repo    ci.RepoID
 	Runner  ci.RunnerID
@@ -56,7 +57,7 @@ const TTL = time.Minute
 // New opens the database and fills it.
 func New(t testing.TB, url string) *World {
 	t.Helper()
-	w := &World{t: t, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	w := &World{t: t, URL: url, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	w.now.Store(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro())
 	s, err := store.Open(t.Context(), store.Options{URL: url, Now: w.now.Load, Log: w.Log, Fault: func(p store.Point) error {
 		if f := w.fault.Load(); f != nil {

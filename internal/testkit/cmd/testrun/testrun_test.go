@@ -93,6 +93,9 @@ func TestCasesNeedATestOrAReason(t *testing.T) {
 		{"LOG-03 waits code hosts", "no reason"},
 		{"LOG-3 test X", "not the ID"},
 		{"LOG-03 test A\nLOG-03 test B", "listed twice"},
+		{"LOG-03 test A\nLOG-03 waits b: c", ""},
+		{"LOG-03 waits b: c\nLOG-03 test A", "listed twice"},
+		{"LOG-03 test A\nLOG-03 waits b: c\nLOG-03 waits d: e", "listed twice"},
 	} {
 		_, err := parseCases(c.line)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
@@ -107,6 +110,8 @@ func TestCasesAreProvedByPassingTestsOnly(t *testing.T) {
 # a comment
 RUN-01 test TestCase_RUN_01.*
 RUN-02 test TestCase_RUN_02
+RUN-03 test TestCase_RUN_03
+RUN-03 waits retention: what is deleted
 LOG-01 test TestCase_LOG_01
 SRC-05 waits code hosts: large files come from a host`)
 	if err != nil {
@@ -115,12 +120,13 @@ SRC-05 waits code hosts: large files come from a host`)
 	r := collect(t, `{"Action":"pass","Package":"p","Test":"TestCase_RUN_01_partition"}
 {"Action":"pass","Package":"p","Test":"TestCase_RUN_01_cancel"}
 {"Action":"pass","Package":"p","Test":"TestCase_RUN_02_longer"}
+{"Action":"pass","Package":"p","Test":"TestCase_RUN_03"}
 {"Action":"skip","Package":"p","Test":"TestCase_LOG_01"}
 {"Action":"pass","Package":"p"}`)
 	var out strings.Builder
-	proved, waiting, broken := printCases(&out, cases, r)
-	if proved != 1 || waiting != 1 || broken != 2 {
-		t.Errorf("%d proved, %d waiting, %d broken; want 1, 1, 2\n%s", proved, waiting, broken, out.String())
+	proved, partly, waiting, broken := printCases(&out, cases, r)
+	if proved != 1 || partly != 1 || waiting != 1 || broken != 2 || !strings.Contains(out.String(), "RUN-03    waits in part for retention: what is deleted\n") {
+		t.Errorf("%d proved, %d in part, %d waiting, %d broken; want 1, 1, 1, 2\n%s", proved, partly, waiting, broken, out.String())
 	}
 }
 
