@@ -105,13 +105,14 @@ func functions(a *assets, clock *timed) template.FuncMap {
 		"statuses": func() []string {
 			return []string{"waiting", "running", "cancelling", "success", "failed", "timed_out", "cancelled"}
 		},
-		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
-		"full":  func(t time.Time) string { return t.UTC().Format("Mon 2 Jan 2006, 15:04:05 UTC") },
-		"deref": func(t *time.Time) time.Time { return *t },
-		"std":   func(d *ci.Duration) string { return duration(d.Std()) },
-		"add":   func(a, b int) int { return a + b },
-		"sub":   func(a, b int) int { return a - b },
-		"phase": phaseText,
+		"iso":     func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+		"full":    func(t time.Time) string { return t.UTC().Format("Mon 2 Jan 2006, 15:04:05 UTC") },
+		"deref":   func(t *time.Time) time.Time { return *t },
+		"failing": func(code *int) bool { return code != nil && *code != 0 },
+		"std":     func(d *ci.Duration) string { return duration(d.Std()) },
+		"add":     func(a, b int) int { return a + b },
+		"sub":     func(a, b int) int { return a - b },
+		"phase":   phaseText,
 		"rawLog": func(id ci.JobID, epoch int64) string {
 			_, path := protocol.Endpoint(protocol.RouteJobLog, string(id))
 			return fmt.Sprintf("%s?attempt=%d", path, epoch)

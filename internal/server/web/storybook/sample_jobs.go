@@ -56,23 +56,23 @@ func attempt(j protocol.JobSummary) protocol.Attempt {
 }
 
 func steps(j protocol.JobSummary) []protocol.Step {
-	took := func(d time.Duration) *ci.Duration { v := ci.Duration(d); return &v }
+	step := func(i int, name string, took time.Duration) protocol.Step {
+		return protocol.Step{Index: i, Name: name, State: ci.StateFinished, Conclusion: sampleOK, ExitCode: new(int), Duration: (*ci.Duration)(&took)}
+	}
 	list := []protocol.Step{
-		{Index: 0, Name: "install", State: ci.StateFinished, Conclusion: sampleOK, Duration: took(8400 * time.Millisecond)},
-		{Index: 1, Name: "test", State: ci.StateFinished, Conclusion: sampleOK, Duration: took(74 * time.Second)},
-		{Index: 2, Name: "upload the report", State: ci.StateFinished, Conclusion: sampleOK, Duration: took(640 * time.Millisecond)},
+		step(0, "install", 8400*time.Millisecond), step(1, "test", 74*time.Second), step(2, "upload the report", 640*time.Millisecond),
 	}
 	switch {
 	case j.State == ci.StateRunning:
-		list[1].State, list[1].Conclusion, list[1].Duration = ci.StateRunning, "", nil
-		list[2].State, list[2].Conclusion, list[2].Duration = ci.StateWaiting, "", nil
+		list[1].State, list[1].Conclusion, list[1].ExitCode, list[1].Duration = ci.StateRunning, "", nil, nil
+		list[2].State, list[2].Conclusion, list[2].ExitCode, list[2].Duration = ci.StateWaiting, "", nil, nil
 	case j.Conclusion == ci.ConclusionFailed:
 		code := 1
 		list[1].Conclusion, list[1].Reason, list[1].ExitCode = sampleBad, ci.ReasonExit, &code
-		list[2].Conclusion, list[2].Duration = ci.ConclusionSkipped, nil
+		list[2].Conclusion, list[2].ExitCode, list[2].Duration = ci.ConclusionSkipped, nil, nil
 	case j.Conclusion == ci.ConclusionAborted:
-		list[1].Conclusion, list[1].Reason = ci.ConclusionAborted, ci.ReasonRunnerLost
-		list[2].Conclusion, list[2].Duration = ci.ConclusionSkipped, nil
+		list[1].Conclusion, list[1].Reason, list[1].ExitCode = ci.ConclusionAborted, ci.ReasonRunnerLost, nil
+		list[2].Conclusion, list[2].ExitCode, list[2].Duration = ci.ConclusionSkipped, nil, nil
 	}
 	return list
 }
