@@ -150,8 +150,11 @@ func (a actions) Cancel(ctx context.Context, v auth.Viewer, id ci.RunID) error {
 }
 
 // Retry implements web.Actions.
-func (a actions) Retry(ctx context.Context, v auth.Viewer, id ci.RunID, failed bool) (ci.RunID, error) {
-	return a.engine.Retry(ctx, engine.RetryRequest{Org: v.Org, Actor: v.Actor, Run: id, Failed: failed})
+func (a actions) Retry(ctx context.Context, v auth.Viewer, id ci.RunID, failed bool, key string) (ci.RunID, error) {
+	return a.engine.Retry(ctx, engine.RetryRequest{
+		Org: v.Org, Actor: v.Actor, Run: id, Failed: failed,
+		IdempotencyKey: key, RequestDigest: engine.Digest([]any{id, failed}),
+	})
 }
 
 // DrainRunner implements web.Actions.

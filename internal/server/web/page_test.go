@@ -305,6 +305,31 @@ func TestFormsDoWhatTheySay(t *testing.T) {
 	}
 }
 
+// However often its buttons are pressed, a page makes one run of each.
+func TestAPageMakesOneRetryOfManyClicks(t *testing.T) {
+	t.Parallel()
+	book := storybook.New(storybook.Sample(), storybook.Now)
+	h := book.Handler(logger(t), "")
+	page := get(t, h, "/runs/"+string(storybook.AbortedRun)).Body.String()
+	token := regexp.MustCompile(`<input type="hidden" name="page" value="(\d+)">`).FindAllStringSubmatch(page, -1)
+	if len(token) != 2 {
+		t.Fatalf("%d of 2 forms have a key:\n%s", len(token), page)
+	}
+	form := url.Values{"page": {token[0][1]}}
+	post(t, h, "/runs/run_a/retry", form)
+	post(t, h, "/runs/run_a/retry", form)
+	form.Set("failed", "1")
+	post(t, h, "/runs/run_a/retry", form)
+	did := book.Did()
+	if len(did) != 3 || !strings.Contains(did[0], " as page ") || did[0] != did[1] || did[2] == strings.Replace(did[0], "run_a false", "run_a true", 1) {
+		t.Errorf("retries %q: the first two want one key, the third another", did)
+	}
+	form.Set("page", "x")
+	if w := post(t, h, "/runs/run_a/retry", form); w.Code != http.StatusBadRequest || len(book.Did()) != 3 {
+		t.Errorf("a made-up key: %d", w.Code)
+	}
+}
+
 // broken is a reader whose every answer is one error.
 type broken struct {
 	*storybook.Book

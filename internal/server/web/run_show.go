@@ -311,8 +311,16 @@ func (s *Site) runCancel(q *request) error {
 	return q.back("/runs/" + string(id))
 }
 
+// runRetry makes one run of however many clicks on one page.
 func (s *Site) runRetry(q *request) error {
-	id, err := s.cfg.Actions.Retry(q.Context(), q.viewer, ci.RunID(q.PathValue("run_id")), q.form("failed") == "1")
+	run, failed, key := ci.RunID(q.PathValue("run_id")), q.form("failed") == "1", ""
+	if page := q.form("page"); page != "" {
+		if len(page) > 40 || strings.Trim(page, "0123456789") != "" {
+			return ci.Errorf(ci.ErrInvalid, "The form is not one of this page. Load the page again.")
+		}
+		key = fmt.Sprintf("page %s %s %v", page, run, failed)
+	}
+	id, err := s.cfg.Actions.Retry(q.Context(), q.viewer, run, failed, key)
 	if err != nil {
 		return err
 	}

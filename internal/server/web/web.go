@@ -47,8 +47,8 @@ type Reader interface {
 // Actions is what the forms of the pages do. Each checks that the viewer may.
 type Actions interface {
 	Cancel(ctx context.Context, v auth.Viewer, id ci.RunID) error
-	// Retry answers the new run.
-	Retry(ctx context.Context, v auth.Viewer, id ci.RunID, failed bool) (ci.RunID, error)
+	// Retry answers the new run: the same for the same key, unless that is empty.
+	Retry(ctx context.Context, v auth.Viewer, id ci.RunID, failed bool, key string) (ci.RunID, error)
 	DrainRunner(ctx context.Context, v auth.Viewer, id ci.RunnerID) error
 	// FenceRunner records that the runner's host is dead and frees its occupancy.
 	FenceRunner(ctx context.Context, v auth.Viewer, id ci.RunnerID) error

@@ -243,8 +243,12 @@ func (b *Book) Cancel(_ context.Context, v auth.Viewer, id ci.RunID) error {
 }
 
 // Retry implements web.Actions.
-func (b *Book) Retry(_ context.Context, v auth.Viewer, id ci.RunID, failed bool) (ci.RunID, error) {
-	b.note(v.Actor, "retry", string(id), strconv.FormatBool(failed))
+func (b *Book) Retry(_ context.Context, v auth.Viewer, id ci.RunID, failed bool, key string) (ci.RunID, error) {
+	note := []string{v.Actor, "retry", string(id), strconv.FormatBool(failed)}
+	if key != "" {
+		note = append(note, "as "+key)
+	}
+	b.note(note...)
 	return id, nil
 }
 
