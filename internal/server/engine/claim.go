@@ -22,6 +22,7 @@ type claimOp struct {
 
 	lease   *ci.LeaseRef // the answer; nil = nothing to do
 	blocked bool         // the session cannot take a job now
+	looked  bool         // for a job: it was not blocked, nor answered before
 	err     *error
 }
 
@@ -62,7 +63,11 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 	}
 	key := store.ClaimKey{Session: req.Session, Request: req.RequestID}
 	p, stop := e.hub.listen(who.Org, session.Offer, key)
-	defer stop()
+	var hint claimable // that woke the poll, until it has looked
+	defer func() {
+		e.passOn(stop())
+		e.passOn(hint)
+	}()
 	// Behind the listening: what is opened from now on is heard of.
 	work, err := e.look(ctx, session, key)
 	if err != nil {
@@ -75,16 +80,20 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			if err := e.writer.do(ctx, &request{claim: op, done: make(chan struct{})}); err != nil {
 				return nil, err
 			}
+			if op.blocked {
+				e.hub.deafen(p)
+				again = time.After(blockedPause)
+			}
+			if !op.looked {
+				e.passOn(hint)
+			}
+			hint = claimable{}
 			if op.lease != nil {
-				stop()                                  // a hint that comes from now on is for another poll
+				e.passOn(stop())                        // a hint that comes from now on is for another poll
 				if e.fleet.polling(session.ID, 0) > 1 { // only the session itself repeats its claims
 					e.hub.granted(key)
 				}
 				return e.ticket(ctx, *op.lease)
-			}
-			if op.blocked {
-				e.hub.deafen(p)
-				again = time.After(blockedPause)
 			}
 		}
 		if req.Wait.Std() <= 0 {
@@ -109,7 +118,7 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 			if work, err = e.look(ctx, session, key); err != nil {
 				return nil, err
 			}
-		case <-p.woken:
+		case hint = <-p.woken:
 			work = true
 			if e.hub.isClosed() {
 				return nil, nil
@@ -227,7 +236,7 @@ func (t *txn) lockClaimers(ctx context.Context, ops []*claimOp) (map[ci.SessionI
 	}
 	ids := make([]ci.SessionID, len(ops))
 	for i, op := range ops {
-		op.lease, op.blocked = nil, false
+		op.lease, op.blocked, op.looked = nil, false, false
 		ids[i] = op.session
 	}
 	rows, err := t.LockSessions(ctx, ids)
@@ -273,6 +282,7 @@ func (t *txn) claimBatch(ctx context.Context, ops []*claimOp, sessions map[ci.Se
 			continue
 		}
 		free[s.Runner]--
+		op.looked = true
 		g := group{s.Org, s.Offer}
 		groups[g] = append(groups[g], op)
 	}

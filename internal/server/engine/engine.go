@@ -233,7 +233,7 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 		}
 		var elsewhere hints
 		for c, n := range t.wakes {
-			if left := e.hub.wake(c.org, e.fleet.offersOf(c.shape), n); left > 0 {
+			if left := e.hub.wake(c, e.fleet.offersOf(c.shape), n); left > 0 {
 				elsewhere.Jobs = append(elsewhere.Jobs, jobsHint{c.org, c.shape, left})
 			}
 		}

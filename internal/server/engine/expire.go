@@ -79,7 +79,7 @@ func (e *Engine) wakeOpen(ctx context.Context) error {
 	})
 	unserved := false
 	for _, o := range open {
-		e.hub.wake(o.Org, e.fleet.offersOf(o.Shape), int(o.N))
+		e.hub.wake(claimable{o.Org, o.Shape}, e.fleet.offersOf(o.Shape), int(o.N))
 		unserved = unserved || !e.fleet.serves(o.Org, o.Shape)
 	}
 	if err != nil || !unserved {

@@ -27,11 +27,13 @@ type poll struct {
 	org   ci.OrgID
 	offer string
 	claim store.ClaimKey
-	woken chan struct{} // capacity 1
-	deaf  bool          // guarded by hub.mu: its session cannot take a job now
+	woken chan claimable // capacity 1; the zero value is no hint
+	deaf  bool           // guarded by hub.mu: its session cannot take a job now
 }
 
-// claimable names jobs that polls should hear of: a tenant's, of one shape.
+// claimable names jobs that polls should hear of: a tenant's, of one shape. It is
+// the hint that such a job is there, which goes from one poll to the next until one
+// has looked for it.
 type claimable struct {
 	org   ci.OrgID
 	shape string
@@ -47,33 +49,46 @@ func newHub() *hub {
 	return &hub{polls: map[*poll]bool{}, watches: map[*watch]bool{}, waiting: map[ci.SessionID]chan struct{}{}, unheard: map[ci.SessionID]bool{}, closing: make(chan struct{})}
 }
 
-func (h *hub) listen(org ci.OrgID, offer string, claim store.ClaimKey) (p *poll, stop func()) {
-	p = &poll{org: org, offer: offer, claim: claim, woken: make(chan struct{}, 1)}
+// listen adds a poll. stop takes it out again and returns the hint that it had and
+// did not look for, which somebody else waits for: pass it on.
+func (h *hub) listen(org ci.OrgID, offer string, claim store.ClaimKey) (p *poll, stop func() claimable) {
+	p = &poll{org: org, offer: offer, claim: claim, woken: make(chan claimable, 1)}
 	h.mu.Lock()
 	h.polls[p] = true
 	if h.closed {
-		p.woken <- struct{}{} // the server is stopping: nobody waits any more
+		p.woken <- claimable{} // the server is stopping: nobody waits any more
 	}
 	h.mu.Unlock()
-	return p, func() {
+	return p, func() claimable {
 		h.mu.Lock()
 		delete(h.polls, p)
 		h.mu.Unlock()
 		select {
-		case <-p.woken: // the hint was meant for somebody: pass it on
-			h.wake(org, map[string]bool{offer: true}, 1)
+		case hint := <-p.woken:
+			return hint
 		default:
+			return claimable{}
 		}
 	}
 }
 
+// passOn gives a hint that was not looked for to another poll of whatever offer, at
+// another node if there is none here. The zero value is no hint.
+func (e *Engine) passOn(hint claimable) {
+	if hint == (claimable{}) {
+		return
+	}
+	if left := e.hub.wake(hint, e.fleet.offersOf(hint.shape), 1); left > 0 {
+		e.nodes.tell(hints{Jobs: []jobsHint{{hint.org, hint.shape, left}}})
+	}
+}
+
 // deafen takes a poll out of the hearing, because its session cannot take a job
-// now (no free slot, draining), and passes its hint on; hear brings it back.
+// now (no free slot, draining); hear brings it back.
 func (h *hub) deafen(p *poll) {
 	h.mu.Lock()
 	p.deaf = true
 	h.mu.Unlock()
-	h.wake(p.org, map[string]bool{p.offer: true}, 1)
 }
 
 func (h *hub) hear(p *poll) {
@@ -92,26 +107,26 @@ func (h *hub) granted(claim store.ClaimKey) {
 			continue
 		}
 		select {
-		case p.woken <- struct{}{}:
+		case p.woken <- claimable{}:
 		default:
 		}
 	}
 }
 
-// wake wakes up to n polls of a tenant's runners with one of the offers, and
-// returns how many polls there were too few.
-func (h *hub) wake(org ci.OrgID, offers map[string]bool, n int) (left int) {
+// wake wakes up to n polls of the tenant's runners with one of the offers, those that
+// serve the shape, and returns how many polls there were too few.
+func (h *hub) wake(hint claimable, offers map[string]bool, n int) (left int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.polls {
 		if n <= 0 {
 			return 0
 		}
-		if p.deaf || p.org != org || !offers[p.offer] {
+		if p.deaf || p.org != hint.org || !offers[p.offer] {
 			continue
 		}
 		select {
-		case p.woken <- struct{}{}:
+		case p.woken <- hint:
 			n--
 		default:
 		}
@@ -128,7 +143,7 @@ func (h *hub) wakeAll() {
 	}
 	for p := range h.polls {
 		select {
-		case p.woken <- struct{}{}:
+		case p.woken <- claimable{}:
 		default:
 		}
 	}

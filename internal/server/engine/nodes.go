@@ -255,7 +255,7 @@ func (n *nodes) follow(ctx context.Context, h hints) error {
 		}
 	}
 	for _, j := range h.Jobs {
-		e.hub.wake(j.Org, e.fleet.offersOf(j.Shape), j.N)
+		e.hub.wake(claimable{j.Org, j.Shape}, e.fleet.offersOf(j.Shape), j.N)
 	}
 	for _, r := range h.Runs {
 		e.hub.runChanged(r.Org, r.Run)

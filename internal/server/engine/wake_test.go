@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -50,6 +51,42 @@ func TestABlockedPollPassesTheWakeUpOn(t *testing.T) {
 		case <-none:
 		case <-time.After(20 * time.Second):
 			w.t.Error("a stopped server keeps its polls")
+		}
+	})
+}
+
+// It passes it on by what the hint is for: not only to runners that offer the same as
+// it does, but to all that serve that job.
+func TestAWakeUpIsPassedOnToOtherOffers(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		const draining = 8 // whom the hint comes to first is open
+		poll := func(a *agent, out chan<- *protocol.Ticket) {
+			got, err := w.e.Claim(w.ctx, a.who, protocol.Claim{Session: a.session, RequestID: "poll", Wait: ci.Duration(30 * time.Second)})
+			if err != nil {
+				w.t.Error(err)
+			}
+			out <- got
+		}
+		none, some := make(chan *protocol.Ticket, draining), make(chan *protocol.Ticket, 1)
+		for i := range draining {
+			a := w.agentWith(fmt.Sprint("draining ", i), 1, "gpu")
+			if err := w.e.DrainSession(w.ctx, a.who, protocol.Drain{Session: a.session}); err != nil {
+				w.t.Fatal(err)
+			}
+			go poll(a, none)
+		}
+		go poll(w.agent("idle", 1), some)
+		w.eventually(func() bool { return w.e.Polls() == draining+1 })
+		w.submit(job("j"))
+		if <-some == nil { // there is no sweep that would wake it
+			w.t.Error("the job waits although a runner is idle")
+		}
+		w.e.StopPolls()
+		for range draining {
+			if got := <-none; got != nil {
+				w.t.Errorf("a draining runner got %v", got)
+			}
 		}
 	})
 }
