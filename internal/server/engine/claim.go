@@ -370,19 +370,28 @@ func (t *txn) claimOffer(ctx context.Context, org ci.OrgID, offer string, ops []
 	if err != nil || len(shapes) == 0 {
 		return err
 	}
-	var heads []store.Queued
+	type head struct {
+		store.Queued
+		shape string
+	}
+	var heads []head
 	for _, s := range shapes {
-		h, err := t.LockHeads(ctx, s, org, len(ops))
+		best, err := t.LockHeads(ctx, s, org, len(ops))
 		if err != nil {
 			return err
 		}
-		heads = append(heads, h...)
+		for _, h := range best {
+			heads = append(heads, head{h, s})
+		}
 	}
-	slices.SortFunc(heads, func(a, b store.Queued) int {
+	slices.SortFunc(heads, func(a, b head) int {
 		return cmp.Or(cmp.Compare(a.Prio, b.Prio), cmp.Compare(a.VFT, b.VFT), cmp.Compare(a.Job, b.Job))
 	})
-	if len(heads) > len(ops) {
-		heads = heads[:len(ops)]
+	for len(heads) > len(ops) {
+		// Until the commit it is locked: another node passes over it, and its hint is
+		// spent. So is the one that made this claim, if it was for this job.
+		t.wake(org, heads[len(heads)-1].shape)
+		heads = heads[:len(heads)-1]
 	}
 	if len(heads) == 0 {
 		return nil

@@ -232,6 +232,7 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 			return err
 		}
 		var elsewhere hints
+		e.knowShapes(ctx, t.wakes)
 		for c, n := range t.wakes {
 			if left := e.hub.wake(c, e.fleet.offersOf(c.shape), n); left > 0 {
 				elsewhere.Jobs = append(elsewhere.Jobs, jobsHint{c.org, c.shape, left})
@@ -247,6 +248,23 @@ func (e *Engine) commit(ctx context.Context, fn func(*txn) error) error {
 			line()
 		}
 		return nil
+	}
+}
+
+// knowTimeout bounds what is spent on a hint: without it, a sweep finds the jobs.
+const knowTimeout = time.Second
+
+// knowShapes learns who serves jobs whose shapes another node has made.
+func (e *Engine) knowShapes(ctx context.Context, jobs map[claimable]int) {
+	for c := range jobs {
+		if !e.fleet.knows(c.shape) {
+			ctx, cancel := context.WithTimeout(ctx, knowTimeout)
+			defer cancel()
+			if err := e.loadFleet(ctx); err != nil {
+				e.Log.DebugContext(ctx, "a sweep will find who serves new jobs", "error", err)
+			}
+			return
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,15 +23,21 @@ import (
 // pair is two nodes on one database, without sweeps: only a hint wakes a poll.
 type pair struct {
 	*world
-	url   string
-	other *engine.Engine
+	url     string
+	other   *engine.Engine
+	commits atomic.Int64 // of the other node
 }
 
 func newPair(t *testing.T) *pair {
 	t.Helper()
 	url := testkit.Postgres(t)
 	p := &pair{world: newWorld(t, url), url: url}
-	s, err := store.Open(p.ctx, store.Options{URL: url, Now: p.now.Load, Log: slog.New(slog.DiscardHandler), MaxConns: 4})
+	s, err := store.Open(p.ctx, store.Options{URL: url, Now: p.now.Load, Log: slog.New(slog.DiscardHandler), MaxConns: 4, Fault: func(at store.Point) error {
+		if at == store.PointCommit {
+			p.commits.Add(1)
+		}
+		return nil
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +97,37 @@ func TestAPollHearsOfJobsOfAnotherNode(t *testing.T) {
 		if got() == nil {
 			t.Errorf("poll %d heard of nothing", n)
 		}
+	}
+	p.check()
+}
+
+// A claim holds the best jobs of each shape until its commit, and takes one of them.
+// Another node passes over the others, and hears of them then.
+func TestAPollHearsOfWhatAClaimOfAnotherNodeHeld(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	a, b := p.agentWith("a", 1, "gpu"), p.agentWith("b", 1, "gpu")
+	holder := p.halted(p.url)
+	gpu := job("gpu")
+	gpu.RunsOn.Labels = []string{"gpu"}
+	p.submit(gpu, job("plain")) // before anybody listens
+	p.line(holder.e, p.other)
+	p.eventually(func() bool { return holder.e.OtherNodes() && p.other.OtherNodes() })
+	holder.armed.Store(true)
+	var claimed sync.WaitGroup
+	claimed.Go(func() {
+		if got, err := holder.e.Claim(p.ctx, a.who, protocol.Claim{Session: a.session, RequestID: "c"}); err != nil || got == nil {
+			t.Errorf("claim: %v, %v", got, err)
+		}
+	})
+	<-holder.there
+	looked := p.commits.Load()
+	got := p.poll(b, 1)
+	p.eventually(func() bool { return p.commits.Load() > looked }) // it has found nothing
+	close(holder.on)
+	claimed.Wait()
+	if got() == nil {
+		t.Error("the job waits although a runner is idle")
 	}
 	p.check()
 }

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -134,5 +135,37 @@ func TestACancelIsHintedAtOnce(t *testing.T) {
 		if _, err := w.e.Watch(w.ctx, b.who, protocol.Watch{Session: a.session}); ci.KindOf(err) != ci.ErrNotFound {
 			w.t.Errorf("another runner's session: %v", err)
 		}
+	})
+}
+
+// A claim takes the best job of several shapes and leaves the others. Whoever waits
+// for one of them hears of it then: the claim may have been made for its hint.
+func TestAClaimPassesOnWhatItLeaves(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		any, plain := w.agentWith("any", 1, "gpu"), w.agent("plain", 1)
+		got := make(chan *protocol.Ticket, 1)
+		go func() {
+			ticket, err := w.e.Claim(w.ctx, plain.who, protocol.Claim{Session: plain.session, RequestID: "poll", Wait: ci.Duration(30 * time.Second)})
+			if err != nil {
+				w.t.Error(err)
+			}
+			got <- ticket
+		}()
+		w.eventually(func() bool { return w.e.Polls() == 1 })
+		best, other := job("best"), job("other")
+		best.RunsOn.Labels = []string{"gpu"}
+		best.Priority = 1
+		own := w.e
+		w.e = w.engine(slog.New(slog.DiscardHandler)) // a node that tells nothing
+		w.submit(best, other)
+		w.e = own
+		if a := any.mustClaim(); a.Job.Name != "best" {
+			w.t.Fatalf("the claim took %s", a.Job.Name)
+		}
+		if ticket := <-got; ticket == nil {
+			w.t.Error("the job waits although a runner is idle")
+		}
+		w.check()
 	})
 }
