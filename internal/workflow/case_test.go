@@ -362,16 +362,28 @@ func TestCase_QUE_02_ALabelIsNeverAList(t *testing.T) {
 func TestCase_QUE_03_ImpossibleNeedsAreRefusedBeforeAnythingIsQueued(t *testing.T) {
 	t.Parallel()
 	got := refused(t, "version: 1\njobs:\n  C: {needs: [D], steps: [x]}\n  D: {needs: [C], steps: [x]}\n  E: {needs: [nope], steps: [x]}\n  F: {needs: F, steps: [x]}\n")
-	says(t, got, "3:14", "C -> D -> C")
+	says(t, got, "3:15", "C -> D -> C")
 	if strings.Count(got, "cycle") != 1 {
 		t.Errorf("one cycle, one error:\n%s", got)
 	}
-	says(t, got, "5:14", `unknown dependency "nope"`)
+	says(t, got, "5:15", `unknown dependency "nope"`)
 	says(t, got, "6:14", "needs itself")
 	got = refused(t, "version: 1\njobs:\n  - {name: a, needs: [c], steps: [x]}\n  - {name: b, steps: [x]}\n  - {name: c, steps: [x]}\n")
-	if !strings.Contains(got, "a -> c -> b -> a") {
-		t.Errorf("the order of a list closes a cycle too:\n%s", got)
-	}
+	says(t, got, "3:23", "a -> c -> b (the order of the list) -> a (the order of the list)")
+}
+
+// A list's order is a need, too: a cycle through it is reported where a need is
+// written, and says which of its needs are not.
+func TestCyclesAndUnknownNeedsAreReportedAtTheNeed(t *testing.T) {
+	t.Parallel()
+	got := refused(t, "version: 1\njobs:\n- {name: a, needs: [c], steps: [x]}\n- {name: b, steps: [x]}\n- {name: c, steps: [x]}\n")
+	says(t, got, "3:21", "needs form a cycle: a -> c -> b (the order of the list) -> a (the order of the list); remove one")
+	got = refused(t, "version: 1\njobs:\n- {name: a, steps: [x]}\n- {name: b, steps: [x]}\n- {name: c, needs: [], steps: [x]}\n- {name: d, steps: [x]}\n- {name: e, needs: [a, b, e], steps: [x]}\n")
+	says(t, got, "7:27", `job "e" needs itself`)
+	got = refused(t, "version: 1\njobs:\n  a: {steps: [x]}\n  b:\n    needs: [a,\n      nope, d]\n    steps: [x]\n  c: {needs: nix, steps: [x]}\n  d: {needs: [c, b], steps: [x]}\n")
+	says(t, got, "6:7", `unknown dependency "nope" in needs of job "b"`)
+	says(t, got, "8:14", `unknown dependency "nix" in needs of job "c"`)
+	says(t, got, "6:13", "needs form a cycle: b -> d -> b; remove one")
 }
 
 func TestCase_ART_03_BadArtifactNamesAreRefusedWithTheCharacter(t *testing.T) {

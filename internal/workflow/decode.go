@@ -200,7 +200,14 @@ func (p *parser) many(n *node) []*node {
 
 // texts reads a list of values (or one) that satisfy a rule, each once.
 func (p *parser) texts(n *node, what string, rule func(string) error) []string {
+	out, _ := p.placed(n, what, rule)
+	return out
+}
+
+// placed is texts with the place of each.
+func (p *parser) placed(n *node, what string, rule func(string) error) ([]string, []pos) {
 	var out []string
+	var at []pos
 	for _, item := range p.many(n) {
 		s := p.checked(item, what, rule)
 		if s == "" {
@@ -211,8 +218,9 @@ func (p *parser) texts(n *node, what string, rule func(string) error) []string {
 			continue
 		}
 		out = append(out, s)
+		at = append(at, item.at)
 	}
-	return out
+	return out, at
 }
 
 func anyText(string) error { return nil }

@@ -49,8 +49,8 @@ type job struct {
 	key          string
 	at           pos
 	needs        []string
-	needsAt      pos
-	hasNeeds     bool
+	needsAt      []pos // of each need; where the job begins when it needs the one before it
+	hasNeeds     bool  // needs is written
 	condition    string
 	axes         []string // keys of all legs, in order
 	legs         [][]ci.KeyValue
@@ -238,7 +238,7 @@ func (p *parser) jobs(n *node, defaults *node) []*job {
 			before := len(out)
 			add(key, item.at, item)
 			if before > 0 && len(out) > before && !out[before].hasNeeds {
-				out[before].needs = []string{out[before-1].key}
+				out[before].needs, out[before].needsAt = []string{out[before-1].key}, []pos{item.at}
 			}
 		}
 	default:

@@ -15,16 +15,16 @@ func (p *parser) graph(jobs []*job) {
 		keys = append(keys, j.key)
 	}
 	for _, j := range jobs {
-		for _, need := range j.needs {
+		for i, need := range j.needs {
 			switch {
 			case need == j.key:
-				p.add(j.needsAt, "job %s needs itself: remove it from needs", quote(j.key))
+				p.add(j.needsAt[i], "job %s needs itself: remove it from needs", quote(j.key))
 			case byKey[need] == nil:
 				hint := "known jobs: " + list(keys)
 				if near := nearest(need, keys); near != "" {
 					hint = "did you mean " + near + "?"
 				}
-				p.add(j.needsAt, "unknown dependency %s in needs of job %s: %s", quote(need), quote(j.key), hint)
+				p.add(j.needsAt[i], "unknown dependency %s in needs of job %s: %s", quote(need), quote(j.key), hint)
 			}
 		}
 	}
@@ -55,12 +55,7 @@ func (p *parser) cycles(jobs []*job, byKey map[string]*job) {
 			case fresh:
 				walk(n)
 			case open:
-				i := slices.Index(path, need)
-				cycle := strings.Join(append(slices.Clone(path[i:]), need), " -> ")
-				if len(cycle) > 500 {
-					cycle = cycle[:500] + "…"
-				}
-				p.add(n.needsAt, "needs form a cycle: %s; remove one of them", cycle)
+				p.cycle(append(slices.Clone(path[slices.Index(path, need):]), need), byKey)
 			}
 		}
 		path = path[:len(path)-1]
@@ -71,6 +66,28 @@ func (p *parser) cycles(jobs []*job, byKey map[string]*job) {
 			walk(j)
 		}
 	}
+}
+
+// cycle reports one cycle, at the first of its needs that is written: the order of
+// a list alone makes none.
+func (p *parser) cycle(keys []string, byKey map[string]*job) {
+	var at pos
+	var text strings.Builder
+	text.WriteString(keys[0])
+	for i, need := range keys[1:] {
+		text.WriteString(" -> " + need)
+		switch j := byKey[keys[i]]; {
+		case !j.hasNeeds:
+			text.WriteString(" (the order of the list)")
+		case at == (pos{}):
+			at = j.needsAt[slices.Index(j.needs, need)]
+		}
+	}
+	cycle := text.String()
+	if len(cycle) > 500 {
+		cycle = cycle[:500] + "…"
+	}
+	p.add(at, "needs form a cycle: %s; remove one of them", cycle)
 }
 
 // ancestors returns the keys of all jobs that must finish before key, without

@@ -15,9 +15,9 @@ func (p *parser) job(key string, at pos, n, defaults *node) *job {
 		return j
 	}
 	if v := n.get("needs"); v != nil {
-		j.hasNeeds, j.needsAt = true, v.at
+		j.hasNeeds = true
 		if !v.isNull() {
-			j.needs = p.needs(v)
+			j.needs, j.needsAt = p.needs(v)
 		}
 	}
 	if v := n.get("matrix"); v != nil {
@@ -86,8 +86,8 @@ func (p *parser) job(key string, at pos, n, defaults *node) *job {
 	return j
 }
 
-func (p *parser) needs(n *node) []string {
-	return p.texts(n, "need", func(s string) error {
+func (p *parser) needs(n *node) ([]string, []pos) {
+	return p.placed(n, "need", func(s string) error {
 		if base, _, isLeg := strings.Cut(s, " ("); isLeg {
 			return errorText("needs takes the job's key, which stands for all its legs: write " + base)
 		}
