@@ -386,6 +386,30 @@ func TestCyclesAndUnknownNeedsAreReportedAtTheNeed(t *testing.T) {
 	says(t, got, "6:13", "needs form a cycle: b -> d -> b; remove one")
 }
 
+// What is written in a list is taken or refused, and never left out.
+func TestAnEmptyItemOfAListIsReported(t *testing.T) {
+	t.Parallel()
+	in := func(body string) string {
+		return "version: 1\non: {manual: {inputs: {tier: {type: choice, " + body + "}}}}\njobs: {a: {steps: [x]}}\n"
+	}
+	says(t, refused(t, in(`options: [a, "", b]`)), "2:58", "option is empty")
+	says(t, refused(t, in(`options: ["", a], default: ""`)), "2:55", "option is empty")
+	says(t, refused(t, in(`options: [a, ~]`)), "2:58", "option must be a single value, not nothing")
+	for key, holder := range map[string]string{
+		"needs": "", "outputs": "", "secrets": "", "inputs": "", "runs_on": "", "identity": "",
+		"cache": "{kind: directory, paths: KEY}", "artifacts": "{publish: {name: x, paths: KEY}}",
+	} {
+		value := `["", b]`
+		if holder != "" {
+			value = strings.ReplaceAll(holder, "KEY", value)
+		}
+		refused(t, "version: 1\njobs: {b: {steps: [x]}, a: {steps: [x], "+key+": "+value+"}}\n")
+	}
+	for _, on := range []string{`push: {branches: ["", b]}`, `push: {paths_ignore: ["", b]}`} {
+		refused(t, "version: 1\non: {"+on+"}\njobs: {a: {steps: [x]}}\n")
+	}
+}
+
 func TestCase_ART_03_BadArtifactNamesAreRefusedWithTheCharacter(t *testing.T) {
 	t.Parallel()
 	for name, word := range map[string]string{

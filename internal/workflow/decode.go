@@ -115,15 +115,21 @@ func (p *parser) raw(n *node, what string) (string, bool) {
 
 // checked is text that must satisfy a rule.
 func (p *parser) checked(n *node, what string, rule func(string) error) string {
+	s, _ := p.valid(n, what, rule)
+	return s
+}
+
+// valid is checked that tells an empty text from none.
+func (p *parser) valid(n *node, what string, rule func(string) error) (string, bool) {
 	s, ok := p.text(n, what)
 	if !ok {
-		return ""
+		return "", false
 	}
 	if err := rule(s); err != nil {
 		p.add(n.at, "%s %s: %v", what, quote(s), err)
-		return ""
+		return "", false
 	}
-	return s
+	return s, true
 }
 
 func (p *parser) oneOf(n *node, what string, words ...string) string {
@@ -209,8 +215,12 @@ func (p *parser) placed(n *node, what string, rule func(string) error) ([]string
 	var out []string
 	var at []pos
 	for _, item := range p.many(n) {
-		s := p.checked(item, what, rule)
+		s, ok := p.valid(item, what, rule)
+		if !ok {
+			continue
+		}
 		if s == "" {
+			p.add(item.at, "%s is empty: write a value, or remove it", what)
 			continue
 		}
 		if slices.Contains(out, s) {
