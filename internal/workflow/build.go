@@ -310,10 +310,12 @@ func (b *builder) job(j *job, name string, leg []ci.KeyValue) ci.JobSpec {
 	published := map[string]bool{}
 	for _, a := range j.publish {
 		out := ci.ArtifactPublish{Name: b.text(a.name, leg, "artifact name", ArtifactName), Paths: a.paths, Optional: a.optional, Retention: a.retention}
-		if published[out.Name] && !b.unknown(a.name) {
-			b.add(a.name.at, "job %s publishes %s twice: rename one", quote(name), quote(out.Name))
+		if !b.unknown(a.name) { // else it may be any other name
+			if published[out.Name] {
+				b.add(a.name.at, "job %s publishes %s twice: rename one", quote(name), quote(out.Name))
+			}
+			published[out.Name] = true
 		}
-		published[out.Name] = true
 		spec.Publish = append(spec.Publish, out)
 	}
 	for _, r := range j.restore {

@@ -429,6 +429,30 @@ func TestCase_ART_03_BadArtifactNamesAreRefusedWithTheCharacter(t *testing.T) {
 	says(t, got, "5:33", `"net:latest"`, `':'`)
 }
 
+// Two names are the same only when both are known: an input may make them differ.
+func TestNamesOfArtifactsAreComparedWhenTheInputsAreKnown(t *testing.T) {
+	t.Parallel()
+	for _, names := range [][2]string{
+		{"app${{ inputs.variant }}", "app"}, {"app", "app${{ inputs.variant }}"}, {"${{ inputs.variant }}", "${{ inputs.other }}"},
+	} {
+		f, err := Parse("w.yaml", fmt.Appendf(nil, "version: 1\non: {manual: {inputs: {variant: {}, other: {}}}}\njobs: {a: {artifacts: {publish: [{name: %q, path: x}, {name: %q, path: y}]}, steps: [x]}}\n", names[0], names[1]))
+		if err != nil {
+			t.Errorf("%q: %v", names, err)
+			continue
+		}
+		if _, err := f.Compile(CompileOptions{Inputs: map[string]string{"variant": "-debug", "other": "-release"}}); err != nil {
+			t.Errorf("%q differ: %v", names, err)
+		}
+		same := map[string]string{"variant": "", "other": ""}
+		if names[1] == "${{ inputs.other }}" {
+			same = map[string]string{"variant": "app", "other": "app"}
+		}
+		if _, err := f.Compile(CompileOptions{Inputs: same}); ci.KindOf(err) != ci.ErrInvalid || !strings.Contains(err.Error(), `publishes "app" twice`) {
+			t.Errorf("%q are the same: %v", names, err)
+		}
+	}
+}
+
 func TestCase_ART_04_PathsStayInTheWorkspace(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"../x", "/etc", "a/../../b", "~/x", `C:\x`, `a\..\..\b`, ""} {
