@@ -46,11 +46,12 @@ func TestCase_LOG_01_LongLinesAndTheExitCodeAreKept(t *testing.T) {
 			if got := w.log(job.ID, 1, "stdout"); got != want {
 				t.Errorf("%s: the log of %s has %d bytes, want %d", when, name, len(got), len(want))
 			}
-			if code := job.Attempt[0].ExitCode; code == nil || *code != 41 {
-				t.Errorf("%s: exit code of %s: %v", when, name, code)
-			}
-			if code := job.StepList[0].ExitCode; code == nil || *code != 41 {
-				t.Errorf("%s: exit code of the step of %s: %v", when, name, code)
+			for what, code := range map[string]*int{"attempt": job.Attempt[0].ExitCode, "step": job.StepList[0].ExitCode} {
+				if code == nil {
+					t.Errorf("%s: the %s of %s has no exit code", when, what, name)
+				} else if *code != 41 {
+					t.Errorf("%s: the %s of %s ended with %d", when, what, name, *code)
+				}
 			}
 			w.attempts(job, "failed exit *")
 		}
