@@ -30,28 +30,16 @@ func (p pages) Overview(ctx context.Context, v auth.Viewer) (web.Overview, error
 	}
 	out := web.Overview{
 		Running: o.Running, RunningCount: o.RunningCount, WaitingCount: o.WaitingCount, Recent: o.Recent, Empty: o.Empty,
-		Runners: web.FleetCount{DeadLetters: o.DeadLetters},
+		Runners: web.FleetCount{
+			Online: o.Runners.Online, Offline: o.Runners.Offline, Draining: o.Runners.Draining, Fenced: o.Runners.Fenced,
+			Slots: o.Runners.Slots, Busy: o.Runners.Busy, DeadLetters: o.DeadLetters,
+		},
 	}
 	for _, w := range o.Waiting {
 		out.Waiting = append(out.Waiting, web.WaitingJob{Job: w.Job, Run: w.Run})
 	}
 	for _, b := range o.Broken {
 		out.Broken = append(out.Broken, web.BrokenRun{Run: b.Run, LastGood: b.LastGood})
-	}
-	for _, r := range o.Runners {
-		f := &out.Runners
-		switch r.Status {
-		case "online": // only these slots can be used, so only what uses them is counted
-			f.Online++
-			f.Slots += r.Slots
-			f.Busy += len(r.Running)
-		case "draining":
-			f.Draining++
-		case "fenced":
-			f.Fenced++
-		default:
-			f.Offline++
-		}
 	}
 	return out, nil
 }
@@ -68,8 +56,7 @@ func (p pages) LogLines(ctx context.Context, v auth.Viewer, id ci.JobID, q web.L
 
 // Runners implements web.Reader.
 func (p pages) Runners(ctx context.Context, v auth.Viewer) ([]protocol.Runner, error) {
-	page, err := p.Reader.Runners(ctx, v, "", reader.MaxPage)
-	return page.Items, err
+	return p.AllRunners(ctx, v)
 }
 
 // DeadLetters implements web.Reader.

@@ -1,8 +1,11 @@
 package reader
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"math"
+	"slices"
 	"time"
 
 	"forgeci/internal/ci"
@@ -17,7 +20,7 @@ func (r *Reader) Runners(ctx context.Context, v auth.Viewer, after string, limit
 	page := protocol.Page[protocol.Runner]{Items: []protocol.Runner{}}
 	n := pageSize(limit)
 	err := r.store.Read(ctx, func(tx *store.Tx) error {
-		page.Items, page.Next = page.Items[:0], ""
+		page.Next = ""
 		rows, err := tx.ReadRunners(ctx, v.Org, ci.RunnerID(after), n+1)
 		if err != nil {
 			return err
@@ -26,24 +29,49 @@ func (r *Reader) Runners(ctx context.Context, v auth.Viewer, after string, limit
 			rows = rows[:n]
 			page.Next = string(rows[n-1].ID)
 		}
-		held, err := tx.ReadOccupancy(ctx, v.Org)
-		if err != nil {
-			return err
-		}
-		now, err := tx.Now(ctx)
-		if err != nil {
-			return err
-		}
-		for _, row := range rows {
-			doc, err := r.runner(row, held, now)
-			if err != nil {
-				return err
-			}
-			page.Items = append(page.Items, doc)
-		}
-		return nil
+		page.Items, err = r.runners(ctx, tx, v, rows)
+		return err
 	})
 	return page, err
+}
+
+// AllRunners returns every runner: those that are present first, each part by ID.
+func (r *Reader) AllRunners(ctx context.Context, v auth.Viewer) ([]protocol.Runner, error) {
+	var out []protocol.Runner
+	err := r.store.Read(ctx, func(tx *store.Tx) error {
+		rows, err := tx.ReadRunners(ctx, v.Org, "", math.MaxInt32)
+		if err != nil {
+			return err
+		}
+		slices.SortStableFunc(rows, func(a, b store.RunnerView) int { return cmp.Compare(b.Present, a.Present) })
+		out, err = r.runners(ctx, tx, v, rows)
+		return err
+	})
+	return out, err
+}
+
+func (r *Reader) runners(ctx context.Context, tx *store.Tx, v auth.Viewer, rows []store.RunnerView) ([]protocol.Runner, error) {
+	occupants, err := tx.ReadOccupancy(ctx, v.Org)
+	if err != nil {
+		return nil, err
+	}
+	held := map[ci.RunnerID][]store.Occupant{}
+	for _, o := range occupants {
+		held[o.Runner] = append(held[o.Runner], o)
+	}
+	now, err := tx.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	docs := make([]protocol.Runner, 0, len(rows))
+	for _, row := range rows {
+		doc, err := r.runner(row, held[row.ID], now)
+		if err != nil {
+			return nil, err
+		}
+		docs = append(docs, doc)
+	}
+	return docs, nil
 }
 
 // Runner returns one runner.
@@ -87,9 +115,6 @@ func (r *Reader) runner(row store.RunnerView, held []store.Occupant, now int64) 
 	}
 	var expires int64
 	for _, o := range held {
-		if o.Runner != row.ID {
-			continue
-		}
 		expires = max(expires, o.ExpiresUS)
 		doc.Running = append(doc.Running, protocol.HeldJob{Job: o.Job, Name: o.Name, Epoch: o.Epoch, Quarantined: o.Quarantined != 0})
 		if o.Quarantined != 0 {

@@ -1,6 +1,8 @@
 package reader_test
 
 import (
+	"encoding/binary"
+	"fmt"
 	"testing"
 	"time"
 
@@ -8,6 +10,44 @@ import (
 	"forgeci/internal/protocol"
 	"forgeci/internal/server/reader"
 )
+
+// Runners that have come and gone do not hide those that are there: all are counted,
+// and listed behind them.
+func TestAllRunnersAreCountedAndThosePresentComeFirst(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		for i := range reader.MaxPage {
+			key := make([]byte, 32)
+			binary.BigEndian.PutUint64(key, uint64(i+1))
+			name := fmt.Sprintf("gone-%d", i)
+			if _, err := w.e.Register(w.ctx, w.Org, "tester", []string{"*"}, protocol.Register{Name: name, PublicKey: key}, name); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		a := w.agent("here", 3)
+		w.submit(job("j"))
+		a.start()
+		all := must(w, func() ([]protocol.Runner, error) { return w.r.AllRunners(w.ctx, w.Viewer) })
+		if len(all) != reader.MaxPage+1 || all[0].Name != "here" || len(all[0].Running) != 1 {
+			w.t.Errorf("%d runners, the first is %+v", len(all), all[0])
+		}
+		if got := w.overview().Runners; got != (reader.Fleet{Online: 1, Offline: reader.MaxPage, Slots: 3, Busy: 1}) {
+			w.t.Errorf("counted: %+v", got)
+		}
+		if err := w.e.DrainRunner(w.ctx, w.Org, "tester", a.who.Runner); err != nil {
+			w.t.Fatal(err)
+		}
+		if got := w.overview().Runners; got != (reader.Fleet{Draining: 1, Offline: reader.MaxPage}) {
+			w.t.Errorf("counted while it drains: %+v", got)
+		}
+		if err := w.e.FenceRunner(w.ctx, w.Org, "operator", a.who.Runner); err != nil {
+			w.t.Fatal(err)
+		}
+		if got := w.overview().Runners; got != (reader.Fleet{Fenced: 1, Offline: reader.MaxPage}) {
+			w.t.Errorf("counted when it is fenced: %+v", got)
+		}
+	})
+}
 
 // A runner's status is what it is good for now; how long it has been silent is
 // said as soon as it is worth a doubt.
@@ -191,7 +231,7 @@ func TestTheOverviewShowsWhatIsGoingOn(t *testing.T) {
 		if got.WaitingCount != 12 || len(got.Waiting) != 10 || got.Waiting[0].Run.ID != queued[0] || got.Waiting[9].Job.Waiting.Position != 10 {
 			w.t.Errorf("waiting: %d %+v", got.WaitingCount, got.Waiting)
 		}
-		if len(got.Runners) != 1 || len(got.Runners[0].Running) != 1 {
+		if got.Runners != (reader.Fleet{Online: 1, Slots: 1, Busy: 1}) {
 			w.t.Errorf("runners: %+v", got.Runners)
 		}
 	})

@@ -17,9 +17,15 @@ type Overview struct {
 	WaitingCount int
 	Broken       []Broken
 	Recent       []protocol.RunSummary
-	Runners      []protocol.Runner
+	Runners      Fleet
 	DeadLetters  int
 	Empty        bool
+}
+
+// Fleet counts all runners, and what of the slots of those online is in use.
+type Fleet struct {
+	Online, Offline, Draining, Fenced int
+	Slots, Busy                       int
 }
 
 // Waiting is a job that has not started, with its run.
@@ -67,14 +73,32 @@ func (r *Reader) Overview(ctx context.Context, v auth.Viewer) (Overview, error) 
 		dead, err := tx.ReadDeadCount(ctx, v.Org)
 		out.DeadLetters = int(dead)
 		out.Empty = n == 0 && len(finished) == 0 && out.WaitingCount == 0
+		if err != nil {
+			return err
+		}
+		fleet, err := tx.ReadFleet(ctx, v.Org)
+		for _, f := range fleet {
+			out.Runners.add(f)
+		}
 		return err
 	})
-	if err != nil {
-		return out, err
-	}
-	page, err := r.Runners(ctx, v, "", MaxPage)
-	out.Runners = page.Items
 	return out, err
+}
+
+// add counts the runners of a status. Only the slots of those online can be used, so
+// only what uses them is counted.
+func (f *Fleet) add(v store.FleetView) {
+	n := int(v.Runners)
+	switch v.Status {
+	case "online":
+		f.Online, f.Slots, f.Busy = n, int(v.Slots), int(v.Busy)
+	case "draining":
+		f.Draining = n
+	case "fenced":
+		f.Fenced = n
+	default:
+		f.Offline = n
+	}
 }
 
 func (o *Overview) waiting(ctx context.Context, tx *store.Tx, v auth.Viewer) error {

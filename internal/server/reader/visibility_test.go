@@ -81,6 +81,12 @@ func TestNobodySeesWhatIsOfAnotherTenant(t *testing.T) {
 					w.t.Errorf("the stranger's runners: %+v, %v", page, err)
 				}
 			},
+			"AllRunners": func(v auth.Viewer) {
+				all, err := w.r.AllRunners(w.ctx, v)
+				if err != nil || len(all) != 1 || all[0].ID != theirRunner || len(all[0].Running) != 0 {
+					w.t.Errorf("the stranger's runners: %+v, %v", all, err)
+				}
+			},
 			"DeadLetters": func(v auth.Viewer) {
 				page, err := w.r.DeadLetters(w.ctx, v, "", 0)
 				if err != nil || len(page.Items) != 0 {
@@ -92,7 +98,7 @@ func TestNobodySeesWhatIsOfAnotherTenant(t *testing.T) {
 				if err != nil || o.RunningCount+len(o.Running)+len(o.Broken)+len(o.Recent)+o.DeadLetters != 0 {
 					w.t.Errorf("the stranger's overview: %+v, %v", o, err)
 				}
-				if o.WaitingCount != 1 || len(o.Waiting) != 1 || o.Waiting[0].Run.ID != theirs || len(o.Runners) != 1 {
+				if o.WaitingCount != 1 || len(o.Waiting) != 1 || o.Waiting[0].Run.ID != theirs || o.Runners.Online != 1 || o.Runners.Busy != 0 {
 					w.t.Errorf("the stranger's overview: %+v", o)
 				}
 			},

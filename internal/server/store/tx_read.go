@@ -172,6 +172,19 @@ func (t *Tx) ReadRunners(ctx context.Context, org ci.OrgID, after ci.RunnerID, l
 	}, org, after, limit)
 }
 
+// FleetView counts the runners of one status, their slots and what is in these.
+type FleetView struct {
+	Status               string // as protocol.Runner has it
+	Runners, Slots, Busy int64
+}
+
+// ReadFleet counts an organisation's runners.
+func (t *Tx) ReadFleet(ctx context.Context, org ci.OrgID) ([]FleetView, error) {
+	return query(ctx, t, "ReadFleet", func(r scanner, v *FleetView) error {
+		return r.Scan(&v.Status, &v.Runners, &v.Slots, &v.Busy)
+	}, org)
+}
+
 // Occupant is an attempt that takes a slot.
 type Occupant struct {
 	Runner      ci.RunnerID

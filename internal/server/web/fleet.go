@@ -27,7 +27,12 @@ type runnerPage struct {
 	Runners []runnerRow
 	Count   FleetCount
 	Server  string
+	// More is how many that are away or fenced are not shown.
+	More int
 }
+
+// shownRunners is how many runners a page shows; those that are present are all shown.
+const shownRunners = 200
 
 func (s *Site) runnerList(q *request) error {
 	list, err := s.cfg.Reader.Runners(q.Context(), q.viewer)
@@ -36,7 +41,11 @@ func (s *Site) runnerList(q *request) error {
 	}
 	p := runnerPage{Server: q.server()}
 	for _, r := range list {
-		p.Runners = append(p.Runners, newRunnerRow(r))
+		if here := r.Status == "online" || r.Status == "draining"; here || len(p.Runners) < shownRunners || len(r.Running) > 0 {
+			p.Runners = append(p.Runners, newRunnerRow(r))
+		} else {
+			p.More++
+		}
 		switch r.Status {
 		case "online":
 			p.Count.Online++

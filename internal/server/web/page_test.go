@@ -254,6 +254,30 @@ func TestPagesNameTheAddressOfTheServer(t *testing.T) {
 	}
 }
 
+// However many runners have come and gone, those that are there are shown, and all
+// are counted.
+func TestThePageOfRunnersShowsAllThatAreThere(t *testing.T) {
+	t.Parallel()
+	var d storybook.Data
+	for i := range 700 {
+		r := protocol.Runner{ID: ci.RunnerID(fmt.Sprintf("rnr_%03d", i)), Name: fmt.Sprintf("runner-%03d", i), Status: "offline", Slots: 1}
+		if i < 250 { // they come first
+			r.Status = "online"
+		}
+		d.Runners = append(d.Runners, r)
+	}
+	d.Runners[699].Running = []protocol.HeldJob{{Job: "job_a", Name: "a", Epoch: 1, Quarantined: true}}
+	body := get(t, storybook.New(d, storybook.Now).Handler(logger(t), ""), "/runners").Body.String()
+	for _, want := range []string{"250 runners online", "runner-000", "runner-249", "runner-699", "449 more runners are away"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	if strings.Contains(body, "runner-300") {
+		t.Error("the page shows runners that are away beyond the bound")
+	}
+}
+
 func TestNextStaysOnThisSite(t *testing.T) {
 	t.Parallel()
 	h := storybook.New(storybook.Sample(), storybook.Now).Handler(logger(t), "")

@@ -34,6 +34,7 @@ type Reader interface {
 	Explain(ctx context.Context, v auth.Viewer, id ci.JobID) (protocol.Explanation, error)
 	// LogLines answers a window of a job's log, never more than q.Limit lines.
 	LogLines(ctx context.Context, v auth.Viewer, id ci.JobID, q LogQuery) (protocol.LogSlice, error)
+	// Runners answers all runners, those that are present first.
 	Runners(ctx context.Context, v auth.Viewer) ([]protocol.Runner, error)
 	// DeadLetters answers a page, newest first.
 	DeadLetters(ctx context.Context, v auth.Viewer, after string) (protocol.Page[protocol.DeadLetter], error)

@@ -77,6 +77,19 @@ LEFT JOIN session s ON s.id = (SELECT MAX(s2.id) FROM session s2 WHERE s2.runner
 LEFT JOIN offer o ON o.id = s.offer_id
 WHERE r.org_id = $1 AND r.id > $2 ORDER BY r.id LIMIT $3;
 
+-- name: ReadFleet
+-- How many runners are in each status, and the slots and attempts of those.
+SELECT f.status, COUNT(*), CAST(SUM(f.slots) AS BIGINT), CAST(SUM(f.busy) AS BIGINT)
+FROM (
+  SELECT CASE WHEN r.status = 'fenced' THEN 'fenced' WHEN COALESCE(s.present, 0) = 0 THEN 'offline'
+      WHEN r.status = 'draining' OR s.state = 'draining' THEN 'draining' ELSE 'online' END AS status,
+    COALESCE(s.slots, 0) AS slots, COALESCE(o.n, 0) AS busy
+  FROM runner r
+  LEFT JOIN session s ON s.id = (SELECT MAX(s2.id) FROM session s2 WHERE s2.runner_id = r.id)
+  LEFT JOIN (SELECT runner_id, COUNT(*) AS n FROM occupancy WHERE org_id = $1 GROUP BY runner_id) o ON o.runner_id = r.id
+  WHERE r.org_id = $1) f
+GROUP BY f.status;
+
 -- name: ReadOccupancy
 SELECT o.runner_id, o.job_id, o.epoch, o.quarantined, j.name, COALESCE(l.expires_us, 0)
 FROM occupancy o JOIN job j ON j.id = o.job_id
