@@ -1,22 +1,29 @@
 package engine_test
 
 import (
+	"bytes"
+	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"forgeci/internal/blob/fs"
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
 	"forgeci/internal/server/engine"
+	"forgeci/internal/server/logs"
 	"forgeci/internal/server/store"
 )
 
-// busy lets runners claim and complete until stop is closed.
-func (w *world) busy(e *engine.Engine, runners int, stop <-chan struct{}) *sync.WaitGroup {
+// busy lets runners claim, work and complete until stop is closed.
+func (w *world) busy(e *engine.Engine, runners int, stop <-chan struct{}, work ...func(engine.Held) error) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for i := range runners {
 		a := w.agent(fmt.Sprintf("busy-%d", i), 2)
@@ -39,6 +46,12 @@ func (w *world) busy(e *engine.Engine, runners int, stop <-chan struct{}) *sync.
 				if err != nil {
 					w.t.Errorf("hold: %v", err)
 					return
+				}
+				for _, f := range work {
+					if err := f(held); err != nil {
+						w.t.Errorf("work: %v", err)
+						return
+					}
 				}
 				if _, err := e.Complete(w.ctx, held, success()); err != nil {
 					w.t.Errorf("complete: %v", err)
@@ -110,25 +123,78 @@ func TestCase_DB_01_NoRunIsLostToADeadlock(t *testing.T) {
 	}
 }
 
-// SQLite with many writers, readers and one that holds its transaction open: no
+// SQLite with many writers and readers, logs that are written, one who holds a
+// snapshot open from outside, and transactions that read first and write later: no
 // call ends with a lock error and nothing is lost.
 func TestCase_DB_04_SQLiteIsNeverLockedForACaller(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, databases()["sqlite"](t))
+	url := databases()["sqlite"](t)
+	w := newWorld(t, url)
+	blobs, err := fs.Open(t.TempDir(), fs.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := logs.New(logs.Config{Store: w.store, Blob: blobs, Log: slog.New(slog.DiscardHandler), Temp: t.TempDir()})
+	ctx, cancel := context.WithCancel(w.ctx)
+	logged := make(chan struct{})
+	go func() { defer close(logged); _ = log.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-logged })
 	go w.e.Run(w.ctx)
 	stop := make(chan struct{})
-	busy := w.busy(w.e, 10, stop)
-	var readers sync.WaitGroup
-	readers.Go(func() { // a snapshot that stays open
-		err := w.store.Read(w.ctx, func(tx *store.Tx) error {
-			if _, err := tx.JobsByState(w.ctx); err != nil {
+	var written atomic.Int64
+	busy := w.busy(w.e, 10, stop, func(h engine.Held) error {
+		for n := range int64(3) {
+			body := protocol.AppendChunk(nil, protocol.Chunk{Stream: protocol.Stdout, Sequence: n + 1, Offset: n * 5, Data: []byte("line\n")})
+			if _, err := log.AppendBody(w.ctx, h, bytes.NewReader(body), int64(len(body))); err != nil {
 				return err
 			}
-			<-stop
-			return nil
-		})
-		if err != nil {
-			t.Errorf("the long reader: %v", err)
+			written.Add(1)
+		}
+		return nil
+	})
+	var readers sync.WaitGroup
+	outside, err := sql.Open("sqlite", "file:"+strings.TrimPrefix(url, "sqlite:"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outside.Close() //nolint:errcheck // it only reads
+	snapshot, err := outside.BeginTx(w.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := func() (n int) {
+		if err := snapshot.QueryRowContext(w.ctx, "SELECT COUNT(*) FROM run").Scan(&n); err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	held := seen()
+	var upgrades int64
+	readers.Go(func() {
+		for ; ; upgrades++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			// It reads, others commit, and then it writes what it has read.
+			err := w.store.Read(w.ctx, func(tx *store.Tx) error {
+				if _, err := tx.ReadRuns(w.ctx, w.org, store.RunFilter{Limit: 50}); err != nil {
+					return err
+				}
+				return w.store.Write(w.ctx, func(tx *store.Tx) error {
+					runs, err := tx.ReadRuns(w.ctx, w.org, store.RunFilter{Limit: 50})
+					if err != nil {
+						return err
+					}
+					_, err = tx.EnsureRepo(w.ctx, ci.RepoID(ci.IDSource{}.New(ci.PrefixRepo)), w.org, "local", fmt.Sprint(upgrades), fmt.Sprint("local/", len(runs)), 1)
+					return err
+				})
+			})
+			if err != nil {
+				t.Errorf("one that reads and then writes: %v", err)
+				return
+			}
 		}
 	})
 	for range 3 {
@@ -172,9 +238,18 @@ func TestCase_DB_04_SQLiteIsNeverLockedForACaller(t *testing.T) {
 	for _, id := range ids {
 		w.eventually(func() bool { return w.run(id).State == ci.StateFinished })
 	}
+	if now := seen(); now != held {
+		t.Errorf("the snapshot was not held: %d runs, then %d", held, now)
+	}
+	if err := snapshot.Rollback(); err != nil {
+		t.Error(err)
+	}
 	close(stop)
 	busy.Wait()
 	readers.Wait()
+	if written.Load() < 300 || upgrades == 0 {
+		t.Errorf("%d pieces of logs and %d late writes, want 3 of each job and some", written.Load(), upgrades)
+	}
 	if len(ids) != 100 {
 		t.Errorf("%d runs exist, want 100", len(ids))
 	}
