@@ -234,9 +234,12 @@ func (e *Engine) silentSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := e.bringBack(ctx); err != nil {
+		return err
+	}
 	e.hub.keepUnheard(e.fleet.present)
 	sweeps := 2 * ci.SweepEvery(e.LeaseTTL)
-	heard, fresh, doubted := e.fleet.doubts(e.LeaseTTL - sweeps)
+	heard, fresh, doubted := e.fleet.doubts(e.heardWithin())
 	if len(heard)+len(fresh)+len(doubted) == 0 {
 		return nil
 	}
@@ -260,7 +263,7 @@ func (e *Engine) silentSessions(ctx context.Context) error {
 		if len(doubted) == 0 {
 			return nil
 		}
-		gone, err = t.GoneSessions(ctx, doubted, now-sweeps.Microseconds(), e.LeaseTTL-sweeps)
+		gone, err = t.GoneSessions(ctx, doubted, now-sweeps.Microseconds(), e.heardWithin())
 		if err != nil || len(gone) == 0 {
 			return err
 		}
@@ -273,6 +276,30 @@ func (e *Engine) silentSessions(ctx context.Context) error {
 		return err
 	}
 	for _, id := range gone {
+		e.fleet.remove(id)
+	}
+	return nil
+}
+
+// bringBack makes sessions present again that this node hears of and that another has
+// taken for gone: the doubt stood for two sweeps of the other's, and this node may have
+// had none, since the database was away. Those that have ended are forgotten.
+func (e *Engine) bringBack(ctx context.Context) error {
+	strays := e.fleet.strays()
+	if len(strays) == 0 {
+		return nil
+	}
+	found, err := e.sessionsNow(ctx, strays)
+	if err != nil {
+		return err
+	}
+	for _, id := range strays {
+		if s, ok := found[id]; ok && s.State != "ended" {
+			if err := e.sessionBack(ctx, s); err != nil {
+				return err
+			}
+			continue
+		}
 		e.fleet.remove(id)
 	}
 	return nil

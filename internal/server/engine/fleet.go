@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,7 @@ type presence struct {
 	beat   time.Duration // last heartbeat, 0 = none
 	polls  int
 	runner ci.RunnerID
+	stray  bool // this node hears of it, and the database does not call it present
 }
 
 func newFleet(mono func() time.Duration) *fleet {
@@ -79,11 +81,18 @@ func (e *Engine) refreshFleet(ctx context.Context, tx *store.Tx) error {
 	for _, s := range shapes {
 		known[s.ID] = true
 	}
-	e.fleet.replace(sessions, serve, known)
+	e.fleet.replace(sessions, serve, known, e.heardWithin())
 	return nil
 }
 
-func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bool, known map[string]bool) {
+// heardWithin is how long ago a session may have been heard of that is not doubted:
+// two sweeps before the end of a TTL.
+func (e *Engine) heardWithin() time.Duration { return e.LeaseTTL - 2*ci.SweepEvery(e.LeaseTTL) }
+
+// replace takes over what the database says. Sessions that this node has heard of
+// within d are not forgotten when the database does not call them present: they are
+// strays until it is asked whether they have ended.
+func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bool, known map[string]bool, d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.mono()
@@ -96,8 +105,14 @@ func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bo
 		if p.doubt > 0 && s.GoneUS == 0 {
 			p.seen = now // another node has heard of it
 		}
-		p.org, p.offer, p.runner, p.doubt = s.Org, s.Offer, s.Runner, s.GoneUS
+		p.org, p.offer, p.runner, p.doubt, p.stray = s.Org, s.Offer, s.Runner, s.GoneUS, false
 		next[s.ID] = p
+	}
+	for id, p := range f.sessions {
+		if _, present := next[id]; !present && p.hears(now, d) {
+			p.doubt, p.stray = 0, true
+			next[id] = p
+		}
 	}
 	f.sessions, f.shapes, f.known = next, serve, known
 	f.recount()
@@ -106,6 +121,9 @@ func (f *fleet) replace(sessions []store.Session, serve map[string]map[string]bo
 func (f *fleet) recount() {
 	f.live = map[claimable]int{}
 	for _, p := range f.sessions {
+		if p.stray {
+			continue
+		}
 		for shape := range f.shapes[p.offer] {
 			f.live[claimable{p.org, shape}]++
 		}
@@ -146,7 +164,7 @@ func (f *fleet) seen(id ci.SessionID, beat bool) (known bool) {
 		p.beat = p.seen
 	}
 	f.sessions[id] = p
-	return true
+	return !p.stray
 }
 
 // polling counts open long polls of a session and returns how many there are.
@@ -163,6 +181,26 @@ func (f *fleet) polling(id ci.SessionID, delta int) int {
 }
 
 func (p *presence) hear(now time.Duration) { p.seen, p.heard = now, max(now, 1) }
+
+// hears reports whether this node hears of the session, or did within d.
+func (p *presence) hears(now, d time.Duration) bool {
+	return p.polls > 0 || p.heard > 0 && now-p.heard <= d
+}
+
+// strays returns the sessions that this node hears of and the database does not call
+// present: they have ended, or were taken for gone while this node could not say
+// that it hears of them.
+func (f *fleet) strays() (ids []ci.SessionID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, p := range f.sessions {
+		if p.stray {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
 
 // present reports whether this node thinks a session present.
 func (f *fleet) present(id ci.SessionID) bool {
@@ -181,7 +219,8 @@ func (f *fleet) doubts(d time.Duration) (heard, fresh, doubted []ci.SessionID) {
 	now := f.mono()
 	for id, p := range f.sessions {
 		switch {
-		case p.polls > 0 || p.heard > 0 && now-p.heard <= d:
+		case p.stray:
+		case p.hears(now, d):
 			if p.doubt > 0 {
 				heard = append(heard, id)
 			}
@@ -225,7 +264,7 @@ func (f *fleet) add(s store.Session, shapes map[string]bool) {
 		f.shapes[s.Offer] = shapes
 	}
 	p := f.sessions[s.ID] // its polls stay counted
-	p.org, p.offer, p.runner = s.Org, s.Offer, s.Runner
+	p.org, p.offer, p.runner, p.stray = s.Org, s.Offer, s.Runner, false
 	p.hear(f.mono())
 	f.sessions[s.ID] = p
 	f.recount()

@@ -322,3 +322,74 @@ func TestARunnerIsPresentThatOneNodeHears(t *testing.T) {
 		w.check()
 	})
 }
+
+// While one node had no sweep, the database being away for it, another took a session
+// for gone that polls there. The first one's next sweep brings it back: no poll has to
+// end before its runner is given jobs. One that has ended stays so.
+func TestARunnerThatPollsIsBroughtBack(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		a := w.agent("a", 1)
+		got := make(chan *protocol.Ticket, 1)
+		go func() {
+			ticket, err := w.e.Claim(w.ctx, a.who, protocol.Claim{Session: a.session, RequestID: "poll", Wait: ci.Duration(30 * time.Second)})
+			if err != nil {
+				w.t.Error(err)
+			}
+			got <- ticket
+		}()
+		w.eventually(func() bool { return w.e.Polls() == 1 })
+		present := func() (ids []ci.SessionID) {
+			w.write(func(tx *store.Tx) error {
+				all, err := tx.PresentSessions(w.ctx)
+				ids = nil
+				for _, s := range all {
+					ids = append(ids, s.ID)
+				}
+				return err
+			})
+			return ids
+		}
+		deaf := w.engine(slog.New(slog.DiscardHandler))
+		goes := func() {
+			w.t.Helper()
+			for n := 0; len(present()) > 0; n++ {
+				if n > 100 {
+					w.t.Fatal("present for ever")
+				}
+				w.pass(ci.SweepEvery(ttl))
+				if err := deaf.Sweep(w.ctx, true); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+		}
+		goes()
+		w.sweep()
+		if ids := present(); len(ids) != 1 || ids[0] != a.session {
+			w.t.Fatalf("present: %v", ids)
+		}
+		w.sweep() // the poll still counts
+		w.submit(job("j"))
+		if <-got == nil {
+			w.t.Error("the poll got nothing")
+		}
+		before := a.session
+		open := make(chan error, 1)
+		go func() {
+			_, err := w.e.Claim(w.ctx, a.who, protocol.Claim{Session: before, RequestID: "another", Wait: ci.Duration(30 * time.Second)})
+			open <- err
+		}()
+		w.eventually(func() bool { return w.e.Polls() == 1 })
+		own := w.e
+		w.e = deaf // there the runner opens its next session
+		a.open(1)
+		w.e = own
+		w.sweep()
+		if ids := present(); len(ids) != 1 || ids[0] != a.session {
+			w.t.Errorf("present: %v, and %s has ended", ids, before)
+		}
+		w.e.StopPolls()
+		<-open
+		w.check()
+	})
+}
