@@ -51,7 +51,15 @@ func (k nodeKind) String() string {
 
 // isNull reports whether nothing was written for the value.
 func (n *node) isNull() bool {
-	return n.kind == scalar && n.plain && (n.text == "" || n.text == "~" || n.text == "null")
+	if n.kind != scalar || !n.plain {
+		return false
+	}
+	switch n.text {
+	case "", "~", "null", "Null", "NULL":
+		return true
+	default:
+		return false
+	}
 }
 
 // get returns the value of a mapping's key, or nil.

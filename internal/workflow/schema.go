@@ -63,6 +63,11 @@ func sText() schema { return schema{"type": []any{"string", "number", "boolean"}
 // sScalar is any single value, also an empty one.
 func sScalar() schema { return schema{"type": []any{"string", "number", "boolean", "null"}} }
 
+// sName is a name, quoted or not.
+func sName() schema {
+	return schema{"type": []any{"string", "number", "boolean"}, "pattern": namePattern}
+}
+
 func sBool() schema { return schema{"type": "boolean"} }
 
 func sShell() schema { return schema{"enum": []any{"sh", "bash"}} }
@@ -89,10 +94,10 @@ func sOneOrMoreOf(s schema) schema {
 
 func sOneOrMore() schema { return sOneOrMoreOf(sText()) }
 
-func sConcurrency() schema { return schema{"anyOf": []any{sText(), sRef(tConcurrency)}} }
+func sConcurrency() schema { return schema{"anyOf": []any{sScalar(), sRef(tConcurrency)}} }
 
 func sRunsOn() schema {
-	return schema{"anyOf": []any{sText(), schema{"type": "array", "items": sText()}, sRef(tRunsOn)}}
+	return schema{"anyOf": []any{sText(), schema{"type": "array", "items": sScalar()}, sRef(tRunsOn)}}
 }
 
 func sImage() schema { return schema{"anyOf": []any{sText(), sRef(tImage)}} }

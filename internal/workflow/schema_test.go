@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -228,6 +230,101 @@ func TestTheSchemaAcceptsEveryValidExample(t *testing.T) {
 			t.Errorf("%s: the schema refuses it: %v", name, err)
 		}
 	}
+}
+
+// Whatever Parse accepts of the corpus of FuzzParse, and of files in which every
+// key in turn has an empty, a single, a listed and a quoted value, the schema
+// accepts.
+func TestTheSchemaAcceptsWhatParseAccepts(t *testing.T) {
+	t.Parallel()
+	root := schemaRoot(t)
+	accepted := 0 // so that the test is about something
+	check := func(name string, text []byte) {
+		if _, err := Parse("w.yaml", text); err != nil {
+			return
+		}
+		accepted++
+		if err := validate(root, root, decoded(t, string(text))); err != nil {
+			t.Errorf("%s: Parse accepts it and the schema does not: %v\n%s", name, err, text)
+		}
+	}
+	for name, text := range corpus(t) {
+		check(name, text)
+	}
+	values := []string{
+		"", "~", "NULL", "a", "x", `""`, `"1"`, "1", "6379", "1.5", "true", "True", "10m", "junit", "push", "choice", "linux", "success()", "${{ inputs.i }}",
+		"[]", "[a]", "[b]", "[1]", "[1.5]", "[~]", `["1"]`, "[a, 1]", "[push, manual]", "[[a]]", "[{exit: 1}]", "[{exit: [1]}]",
+		"{}", "{a: }", "{a: 1}", "{a: [1]}", "{A: }", "{A: 1}", "{a: {}}", "{a: {steps: [x]}}", "{a: {image: x}}", "[{name: 1, steps: [x]}]",
+		"[{name: a, image: x}]", "[{name: 1, image: x, ports: 1}]", "{max: 1, on: timeout}", "{audience: a}", "{labels: }", "{labels: 1}", "{group: }",
+		"{kind: directory, paths: a}", "{kind: junit, path: a}", "{publish: {name: a, path: a}}", "{restore: []}", "{ref: a}", "{inputs: {a: }}", "[{cron: 0 3 * * *}]",
+		"{include: [{a: }]}", "{branches: a}", "{runs_on: a}",
+	}
+	beside := map[string]string{
+		tDefaults: "", tOn: "", tPush: "", tPullRequest: "", tManual: "", tRunsOn: "", tMatrix: "", tArtifacts: "", tWorkflow: "",
+		tSchedule: "cron: 0 3 * * *", tInput: "type: choice, options: a", tConcurrency: "group: a", tJob: "steps: [x]", tStep: "run: x",
+		tImage: "", tService: "image: x", tRetry: "max: 1, on: timeout", tExit: "exit: 1", tCache: "kind: directory, paths: a",
+		tPublish: "name: a, path: a", tRestore: "from_job: b, name: a", tReport: "kind: junit, path: a", tIdentity: "audience: a",
+	}
+	for name, table := range tables() {
+		for _, k := range table.keys {
+			for _, v := range values {
+				body := k.name + ": " + v
+				for part := range strings.SplitSeq(beside[name], ", ") {
+					if key, _, _ := strings.Cut(part, ":"); part != "" && key != k.name {
+						body += ", " + part
+					}
+				}
+				holder := holders()[name]
+				if name == tWorkflow {
+					holder = strings.Join(slices.DeleteFunc(strings.SplitAfter(holder, "\n"), func(line string) bool { return strings.HasPrefix(line, k.name+":") }), "")
+				}
+				check(name+"."+k.name, []byte(strings.ReplaceAll(holder, "KEY", body)))
+			}
+		}
+	}
+	if accepted < 500 {
+		t.Errorf("Parse accepts %d files", accepted)
+	}
+	// A list of jobs, which no holder has.
+	for _, text := range []string{
+		"version: 1\njobs: [{name: 1, steps: [x]}, {name: 1.5, needs: , steps: [x]}, {name: true, needs: 1, steps: [x]}]\n",
+		"version: \"1\"\ndefaults:\njobs: {a: {steps: [{run: x, secrets: , name: ~}], outputs: , needs: }}\n",
+		"version: 1\non: {manual: {inputs: {i: {type: choice, options: a}}}}\njobs: {a: {steps: [x], outputs: version, services: {s: {image: x, ports: 6379}}}}\n",
+	} {
+		if _, err := Parse("w.yaml", []byte(text)); err != nil {
+			t.Errorf("Parse refuses %q: %v", text, err)
+		}
+		check("a list", []byte(text))
+	}
+}
+
+// corpus returns the files of FuzzParse.
+func corpus(t *testing.T) map[string][]byte {
+	t.Helper()
+	out := map[string][]byte{}
+	for _, pattern := range []string{"plan/*.txtar", "invalid/*.txtar", "fuzz/FuzzParse/*"} {
+		files, err := filepath.Glob("testdata/" + pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no files %s (%v)", pattern, err)
+		}
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if filepath.Ext(file) == ".txtar" {
+				out[file] = []byte(section(txtar.Parse(data), "workflow.yaml"))
+				continue
+			}
+			_, quoted, _ := strings.Cut(string(data), "[]byte(")
+			text, err := strconv.Unquote(strings.TrimSuffix(strings.TrimSpace(quoted), ")"))
+			if err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			out[file] = []byte(text)
+		}
+	}
+	return out
 }
 
 // validExamples returns the golden plans' files and the reference's examples.
