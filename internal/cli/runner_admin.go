@@ -99,8 +99,8 @@ func (a *app) runnerDrainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain RUNNER",
 		Short: "Let a runner finish what it holds and take nothing new",
-		Long: `Let a runner finish what it holds and take nothing new. Its process ends then, an
-idle one within a minute, and takes jobs again once it is started again. A
+		Long: `Let a runner finish what it holds and take nothing new. Its process ends then,
+an idle one at once, and takes jobs again once it is started again. A
 server does not start a drained runner beside it again before its own next start.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

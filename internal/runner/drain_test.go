@@ -175,8 +175,8 @@ func TestDrainAskedForByTheServer(t *testing.T) {
 	})
 }
 
-// A drain means the same to a runner without a job: it hears of it with the end of
-// its poll, and ends.
+// A drain means the same to a runner without a job: it hears of it at once, and
+// ends.
 func TestDrainAskedForByTheServerReachesAnIdleRunner(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {
@@ -184,8 +184,10 @@ func TestDrainAskedForByTheServerReachesAnIdleRunner(t *testing.T) {
 		time.Sleep(time.Minute)
 		s.mu.Lock()
 		s.askDrain = true
+		close(s.wake)
+		s.wake = make(chan struct{})
 		s.mu.Unlock()
-		r.wait2(time.Minute)
+		r.wait2(time.Second)
 		if s.sessions != 1 {
 			t.Errorf("%d sessions", s.sessions)
 		}

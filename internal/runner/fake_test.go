@@ -296,6 +296,10 @@ func (s *controlPlane) doClaim(_ http.ResponseWriter, r *http.Request) (any, err
 			}
 			return t, nil
 		}
+		if s.askDrain {
+			s.mu.Unlock()
+			return nil, nil
+		}
 		if len(s.queue) > 0 && !s.drained {
 			t := s.queue[0]
 			s.queue = s.queue[1:]

@@ -171,7 +171,7 @@ func (p *poller) claims(ctx context.Context, session protocol.SessionOpened) err
 			idle := p.busy == 0
 			go func() {
 				a := p.poll(ctx, session.Session, wait, told)
-				if idle && wait > 0 && a.ticket == nil && a.err == nil && !a.early {
+				if idle && a.early {
 					p.attend(ctx, session.Session)
 				}
 				answers <- a
@@ -259,8 +259,8 @@ func (p *poller) poll(ctx context.Context, session ci.SessionID, hold time.Durat
 }
 
 // attend asks whether an operator wants this runner to drain. With a lease its
-// heartbeat says so; an idle runner has none, and asks once for each poll that
-// brought nothing.
+// heartbeat says so; an idle runner has none, and asks when a poll is answered with
+// nothing before its time: that is how the server answers one that is to drain.
 func (p *poller) attend(ctx context.Context, session ci.SessionID) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()

@@ -22,6 +22,7 @@ type claimOp struct {
 
 	lease   *ci.LeaseRef // the answer; nil = nothing to do
 	blocked bool         // the session cannot take a job now
+	drains  bool         // it takes none any more
 	looked  bool         // for a job: it was not blocked, nor answered before
 	err     *error
 }
@@ -95,8 +96,11 @@ func (e *Engine) Claim(ctx context.Context, who Identity, req protocol.Claim) (*
 				}
 				return e.ticket(ctx, *op.lease)
 			}
+			if op.drains {
+				return nil, nil
+			}
 		}
-		if req.Wait.Std() <= 0 {
+		if req.Wait.Std() <= 0 || drains(session) {
 			return nil, nil // a claim that does not wait looks once
 		}
 		select {
@@ -236,7 +240,7 @@ func (t *txn) lockClaimers(ctx context.Context, ops []*claimOp) (map[ci.SessionI
 	}
 	ids := make([]ci.SessionID, len(ops))
 	for i, op := range ops {
-		op.lease, op.blocked, op.looked = nil, false, false
+		op.lease, op.blocked, op.drains, op.looked = nil, false, false, false
 		ids[i] = op.session
 	}
 	rows, err := t.LockSessions(ctx, ids)
@@ -278,7 +282,7 @@ func (t *txn) claimBatch(ctx context.Context, ops []*claimOp, sessions map[ci.Se
 			free[s.Runner] = s.Slots - s.Occupied
 		}
 		if s.State != "open" || s.Status != "active" || free[s.Runner] <= 0 {
-			op.blocked = true
+			op.blocked, op.drains = true, drains(*s)
 			continue
 		}
 		free[s.Runner]--

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"testing"
+	"time"
 
 	"forgeci/internal/ci"
 	"forgeci/internal/protocol"
@@ -79,5 +80,41 @@ func TestOnlyWhoIsAskedToDrainIsToldSo(t *testing.T) {
 			w.t.Error("nothing for a runner that came back")
 		}
 		w.check()
+	})
+}
+
+// An idle runner hears of its drain at once: its poll is answered with nothing, on
+// whatever node it waits, and its next heartbeat says why.
+func TestADrainAnswersThePollsOfAnIdleRunner(t *testing.T) {
+	t.Parallel()
+	onBoth(t, func(w *world) {
+		a := w.agent("a", 1)
+		poll := func() <-chan time.Duration {
+			took, began := make(chan time.Duration, 1), time.Now()
+			go func() {
+				ticket, err := w.e.Claim(w.ctx, a.who, protocol.Claim{Session: a.session, RequestID: w.e.IDs.New(ci.PrefixRequest), Wait: ci.Duration(time.Minute)})
+				if ticket != nil || err != nil {
+					w.t.Errorf("%v %v", ticket, err)
+				}
+				took <- time.Since(began)
+			}()
+			return took
+		}
+		waiting := poll()
+		for w.e.Polls() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		if err := w.e.DrainRunner(w.ctx, w.org, "tester", a.who.Runner); err != nil {
+			w.t.Fatal(err)
+		}
+		for _, took := range []<-chan time.Duration{waiting, poll()} {
+			if d := <-took; d > 30*time.Second {
+				w.t.Errorf("the poll was answered after %s", d)
+			}
+		}
+		reply, err := w.e.Renew(w.ctx, a.who, a.session, nil)
+		if err != nil || !reply.Drain {
+			w.t.Errorf("%+v %v", reply, err)
+		}
 	})
 }

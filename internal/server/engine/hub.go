@@ -209,6 +209,14 @@ func (e *Engine) Polls() int {
 func (h *hub) signal(sessions map[ci.SessionID]bool) (absent []ci.SessionID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for p := range h.polls {
+		if sessions[p.claim.Session] {
+			select {
+			case p.woken <- claimable{}:
+			default:
+			}
+		}
+	}
 	for id := range sessions {
 		if ch, ok := h.waiting[id]; ok {
 			close(ch)
