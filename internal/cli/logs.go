@@ -127,7 +127,7 @@ func (a *app) logs(ctx context.Context, cfg *logsConfig, name string) error {
 	case cfg.failed:
 		return a.logsFailed(ctx, c, job, q)
 	default:
-		if note := stepNote(job, q.Step); note != "" {
+		if note := stepNote(job.StepsOf(q.Attempt), q.Step); note != "" {
 			a.err.line(note)
 		}
 		return a.logBytes(ctx, c, job, q, cfg.sinceLine)
@@ -168,11 +168,11 @@ func stepIndex(job protocol.Job, name string) (int, error) {
 }
 
 // stepNote says why a step has no output of its own.
-func stepNote(job protocol.Job, index *int) string {
+func stepNote(steps []protocol.Step, index *int) string {
 	if index == nil {
 		return ""
 	}
-	for _, s := range job.StepList {
+	for _, s := range steps {
 		if s.Index != *index {
 			continue
 		}
@@ -187,7 +187,7 @@ func stepNote(job protocol.Job, index *int) string {
 // logsFailed prints each failed step under its name.
 func (a *app) logsFailed(ctx context.Context, c *protocol.Client, job protocol.Job, q protocol.LogQuery) error {
 	found := false
-	for _, s := range job.StepList {
+	for _, s := range job.StepsOf(q.Attempt) {
 		switch s.Conclusion {
 		case ci.ConclusionFailed, ci.ConclusionTimedOut, ci.ConclusionAborted:
 		default:

@@ -256,6 +256,12 @@ func furnish(t testing.TB, f *fake) {
 	f.steps("job_steps_build", []string{"prepare", "compile", "check", "report", "publish"}, []int{100, 5000, 10, 0, 0},
 		[]ci.Conclusion{ci.ConclusionSuccess, ci.ConclusionSuccess, ci.ConclusionFailed, ci.ConclusionSkipped, ""})
 
+	f.add("run_again", ci.StateFinished, ci.ConclusionSuccess, "", "build")
+	f.steps("job_again_build", []string{"prepare", "compile"}, []int{1, 1}, []ci.Conclusion{ci.ConclusionSuccess, ci.ConclusionSuccess})
+	again := f.jobs["job_again_build"]
+	again.Attempts = 2
+	again.Attempt = []protocol.Attempt{{Epoch: 1, StepList: []protocol.Step{{Index: 0, Name: "prepare", State: ci.StateFinished, Conclusion: ci.ConclusionAborted}}}, {Epoch: 2}}
+
 	f.add("run_odd", ci.StateFinished, ci.ConclusionSuccess, "", "build")
 	odd := [][]byte{
 		{0xff, 0xfe, 0x00, '\n'},

@@ -174,6 +174,19 @@ type Job struct {
 	StepList []Step            `json:"steps"` // of the latest attempt
 }
 
+// StepsOf returns the steps of an attempt; 0 means the latest.
+func (j Job) StepsOf(epoch int64) []Step {
+	if epoch == 0 || epoch == j.Attempts {
+		return j.StepList
+	}
+	for _, a := range j.Attempt {
+		if a.Epoch == epoch {
+			return a.StepList
+		}
+	}
+	return nil
+}
+
 // Attempt is one execution of a job.
 type Attempt struct {
 	Epoch      int64         `json:"epoch"`
@@ -198,6 +211,8 @@ type Attempt struct {
 	LogBytes   int64      `json:"log_bytes"`
 	LogGap     bool       `json:"log_gap,omitempty"`
 	LogCut     bool       `json:"log_truncated,omitempty"`
+	// StepList is set in a Job only.
+	StepList []Step `json:"steps,omitempty"`
 }
 
 // Step is one step of an attempt.

@@ -223,7 +223,7 @@ func jobSummary(ctx context.Context, j store.JobView, w *waits) (protocol.JobSum
 	return out, err
 }
 
-// Job returns a job with its attempts and the steps of the latest.
+// Job returns a job with its attempts and the steps of each.
 func (r *Reader) Job(ctx context.Context, v auth.Viewer, id ci.JobID) (protocol.Job, error) {
 	var out protocol.Job
 	err := r.store.Read(ctx, func(tx *store.Tx) error {
@@ -249,17 +249,17 @@ func (r *Reader) Job(ctx context.Context, v auth.Viewer, id ci.JobID) (protocol.
 		if err != nil {
 			return err
 		}
-		out.Attempt = make([]protocol.Attempt, len(attempts))
+		out.Attempt, out.StepList = make([]protocol.Attempt, len(attempts)), []protocol.Step{}
 		for i, a := range attempts {
-			out.Attempt[i] = attempt(a)
-		}
-		if out.StepList, err = steps(ctx, tx, store.AttemptKey{Job: id, Epoch: j.Epoch}); err != nil {
-			return err
-		}
-		for _, a := range out.Attempt {
-			if a.Epoch == j.Epoch {
-				endSteps(out.StepList, a)
+			doc := attempt(a)
+			if doc.StepList, err = steps(ctx, tx, store.AttemptKey{Job: id, Epoch: a.Epoch}); err != nil {
+				return err
 			}
+			endSteps(doc.StepList, doc)
+			if a.Epoch == j.Epoch {
+				out.StepList = doc.StepList
+			}
+			out.Attempt[i] = doc
 		}
 		return nil
 	})

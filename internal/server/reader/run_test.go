@@ -1,6 +1,7 @@
 package reader_test
 
 import (
+	"reflect"
 	"testing"
 	"time"
 
@@ -57,9 +58,9 @@ func TestARunShowsItsJobsAndCountsThem(t *testing.T) {
 	})
 }
 
-// A job has all its attempts and the steps of the latest; what belonged to an
+// A job has all its attempts and the steps of each; what belonged to an
 // earlier attempt is not shown as what it is now.
-func TestAJobShowsEveryAttemptAndTheStepsOfTheLatest(t *testing.T) {
+func TestAJobShowsEveryAttemptAndItsSteps(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(w *world) {
 		spec := job("j")
@@ -100,6 +101,11 @@ func TestAJobShowsEveryAttemptAndTheStepsOfTheLatest(t *testing.T) {
 		}
 		if len(got.StepList) != 2 || got.StepList[1].ExitCode == nil || got.Run.ID != id || len(got.Spec.Steps) != 2 {
 			w.t.Errorf("the job %+v", got)
+		}
+		first, last := got.StepsOf(1), got.StepsOf(2)
+		if len(first) != 2 || first[1].Conclusion != ci.ConclusionAborted || !reflect.DeepEqual(last, got.StepList) || !reflect.DeepEqual(got.StepsOf(0), last) ||
+			len(got.StepsOf(3)) != 0 {
+			w.t.Errorf("the first attempt has steps %+v, the second %+v", first, last)
 		}
 	})
 }

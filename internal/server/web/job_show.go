@@ -23,6 +23,7 @@ type jobPage struct {
 	Story    protocol.Explanation
 	// Shown is the attempt whose log is shown; 0 when there is none yet.
 	Shown int64
+	Steps []protocol.Step // of that attempt
 	Log   logWindow
 }
 
@@ -72,6 +73,7 @@ func (s *Site) jobShow(q *request) error {
 	if p.Shown == 0 && len(job.Attempt) > 0 {
 		p.Shown = job.Attempt[len(job.Attempt)-1].Epoch
 	}
+	p.Steps = job.StepsOf(p.Shown)
 	if p.Shown > 0 && !q.fragment() {
 		if err := s.window(q, &p); err != nil {
 			return err
@@ -127,11 +129,11 @@ func (s *Site) window(q *request, p *jobPage) error {
 	from := func(n int64) string {
 		return at(func(v url.Values) { v.Set("from", strconv.FormatInt(n, 10)) }) + "#log"
 	}
-	w.rows(slice.Lines, p.StepList, func(n int64) string {
+	w.rows(slice.Lines, p.Steps, func(n int64) string {
 		return at(func(v url.Values) { v.Set("from", strconv.FormatInt(max(n-20, 1), 10)) }) + "#L" + strconv.FormatInt(n, 10)
 	})
 	if ask.Query != "" || ask.Step != nil {
-		w.Part = stepPart(ask, p.StepList)
+		w.Part = stepPart(ask, p.Steps)
 		w.Whole = at(func(url.Values) {}) + "#log"
 		if slice.Next > 0 {
 			w.More = at(func(v url.Values) {

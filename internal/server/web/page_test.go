@@ -391,6 +391,24 @@ func TestErrorPagesTellWhatIsForVisitorsOnly(t *testing.T) {
 	}
 }
 
+func TestAnEarlierAttemptIsShownWithItsOwnSteps(t *testing.T) {
+	t.Parallel()
+	d := storybook.Sample()
+	job := d.Jobs[storybook.FailedJob]
+	job.Attempt[0].StepList = []protocol.Step{{Index: 0, Name: "the first try", State: ci.StateFinished, Conclusion: ci.ConclusionAborted}}
+	h := storybook.New(d, storybook.Now).Handler(logger(t), "")
+	for attempt, want := range map[string]string{"1": "the first try", "2": "upload the report", "": "upload the report"} {
+		for _, fragment := range []string{"", "&fragment=1"} {
+			body := get(t, h, "/jobs/"+string(job.ID)+"?attempt="+attempt+fragment).Body.String()
+			_, list, _ := strings.Cut(body, `<ol class="steps">`)
+			list, _, _ = strings.Cut(list, "</ol>")
+			if !strings.Contains(list, want) || strings.Contains(list, "the first try") != (attempt == "1") {
+				t.Errorf("attempt %q%s has the steps %s", attempt, fragment, list)
+			}
+		}
+	}
+}
+
 // damaged is a source whose logs cannot be read.
 type damaged struct {
 	web.Reader

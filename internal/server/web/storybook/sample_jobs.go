@@ -17,6 +17,7 @@ func sampleJobs(d *Data) {
 			if j.Attempts > 0 {
 				page.Attempt = []protocol.Attempt{attempt(j)}
 				page.StepList = steps(j)
+				page.Attempt[0].StepList = page.StepList
 				d.Logs[j.ID] = plainLog()
 			}
 			d.Jobs[j.ID] = page
@@ -34,6 +35,7 @@ func sampleJobs(d *Data) {
 	first.Conclusion, first.Reason, first.Winner, first.Phase = ci.ConclusionAborted, ci.ReasonRunnerShutdown, false, ci.PhasePreparing
 	first.ExecutedAt, first.RunnerName = nil, "tongs"
 	second.Epoch = 2
+	first.StepList = nil
 	failed.Attempts = 2
 	failed.Attempt = []protocol.Attempt{first, second}
 	d.Jobs[FailedJob] = failed
