@@ -386,6 +386,29 @@ func TestCyclesAndUnknownNeedsAreReportedAtTheNeed(t *testing.T) {
 	says(t, got, "6:13", "needs form a cycle: b -> d -> b; remove one")
 }
 
+// A default that every job replaces is checked all the same: the next job has it.
+func TestADefaultThatNoJobTakesIsChecked(t *testing.T) {
+	t.Parallel()
+	for key, values := range map[string][3]string{ // of the defaults, wrong; of the defaults, right; of the job
+		"timeout":           {"banana", "1m", "2m"},
+		"shell":             {"fish", "sh", "bash"},
+		"working_directory": {"../x", "src", "lib"},
+		"retry":             {"2", "{max: 1, on: timeout}", "{max: 2, on: timeout}"},
+		"runs_on":           {"{nope: 1}", `"${{ matrix.os }}"`, "linux"},
+		"image":             {"{ref: a, dockerfile: b}", `"x:${{ matrix.os }}"`, "y"},
+	} {
+		file := func(value string) string {
+			return "version: 1\ndefaults: {" + key + ": " + value + "}\njobs: {a: {steps: [x], matrix: {os: [a, b]}, " + key + ": " + values[2] + "}}\n"
+		}
+		if got := refused(t, file(values[0])); !strings.HasPrefix(got, "2:") {
+			t.Errorf("%s: %s", key, got)
+		}
+		if _, err := Parse("w.yaml", []byte(file(values[1]))); err != nil {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
 // What is written in a list is taken or refused, and never left out.
 func TestAnEmptyItemOfAListIsReported(t *testing.T) {
 	t.Parallel()

@@ -22,6 +22,7 @@ type parser struct {
 	current    *job               // the job being read
 	conditions []pendingCondition // checked when all jobs are known
 	byKey      map[string]*job
+	inherited  map[string]bool // keys of defaults that a job took
 
 	warnings []Warning
 	warned   map[warningPlace]int // where in warnings

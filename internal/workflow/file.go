@@ -127,7 +127,7 @@ type restore struct {
 // with its line and column, the offending text and the fix.
 func Parse(path string, data []byte) (*File, error) {
 	limits := DefaultLimits()
-	p := &parser{problems: newProblems(path, limits.Problems), limits: limits, data: data, warned: map[warningPlace]int{}}
+	p := &parser{problems: newProblems(path, limits.Problems), limits: limits, data: data, warned: map[warningPlace]int{}, inherited: map[string]bool{}}
 	root := load(data, limits, p.problems)
 	if root == nil {
 		return nil, p.err()
@@ -179,6 +179,7 @@ func (p *parser) file(name string, data []byte, root *node) *File {
 	}
 	if v := root.get("jobs"); v != nil {
 		f.jobs = p.jobs(v, defaults)
+		p.idleDefaults(defaults, f.jobs)
 		p.graph(f.jobs)
 	}
 	for _, j := range f.jobs {
@@ -272,10 +273,11 @@ func (p *parser) listedName(item *node) string {
 }
 
 // inherit returns the job's own value or the default.
-func inherit(own, defaults *node, key string) *node {
+func (p *parser) inherit(own, defaults *node, key string) *node {
 	if v := own.get(key); v != nil || defaults == nil {
 		return v
 	}
+	p.inherited[key] = true
 	return defaults.get(key)
 }
 

@@ -27,13 +27,13 @@ func (p *parser) job(key string, at pos, n, defaults *node) *job {
 	if v := n.get("if"); v != nil {
 		j.condition = p.condition(v, false)
 	}
-	if v := inherit(n, defaults, "runs_on"); v != nil {
+	if v := p.inherit(n, defaults, "runs_on"); v != nil {
 		j.runsOn = p.runsOn(v, j.axes)
 	}
 	if v := n.get("priority"); v != nil {
 		j.priority = p.integer(v, "priority", -maxPriority, maxPriority)
 	}
-	if v := inherit(n, defaults, "image"); v != nil {
+	if v := p.inherit(n, defaults, "image"); v != nil {
 		j.image = p.image(v, j.axes)
 	}
 	if v := n.get("services"); v != nil {
@@ -42,18 +42,18 @@ func (p *parser) job(key string, at pos, n, defaults *node) *job {
 	if v := n.get("env"); v != nil {
 		j.env = p.env(v, j.axes)
 	}
-	if v := inherit(n, defaults, "shell"); v != nil {
+	if v := p.inherit(n, defaults, "shell"); v != nil {
 		j.shell = p.oneOf(v, "shell", "sh", "bash")
 	}
-	if v := inherit(n, defaults, "working_directory"); v != nil {
+	if v := p.inherit(n, defaults, "working_directory"); v != nil {
 		j.directory = p.checked(v, "working_directory", workspacePath)
 	}
-	if v := inherit(n, defaults, "timeout"); v != nil {
+	if v := p.inherit(n, defaults, "timeout"); v != nil {
 		if d := p.duration(v, "timeout"); d > 0 {
 			j.timeout = d
 		}
 	}
-	if v := inherit(n, defaults, "retry"); v != nil {
+	if v := p.inherit(n, defaults, "retry"); v != nil {
 		j.retry = p.retry(v)
 	}
 	if v := n.get("allow_failure"); v != nil {
@@ -84,6 +84,28 @@ func (p *parser) job(key string, at pos, n, defaults *node) *job {
 	}
 	p.spreadSecrets(j)
 	return j
+}
+
+// idleDefaults checks the defaults that no job took, since each has its own.
+func (p *parser) idleDefaults(defaults *node, jobs []*job) {
+	if defaults == nil {
+		return
+	}
+	var axes []string
+	for _, j := range jobs {
+		axes = append(axes, j.axes...)
+	}
+	check := func(key string, read func(*node)) {
+		if v := defaults.get(key); v != nil && !p.inherited[key] {
+			read(v)
+		}
+	}
+	check("runs_on", func(v *node) { p.runsOn(v, axes) })
+	check("image", func(v *node) { p.image(v, axes) })
+	check("shell", func(v *node) { p.oneOf(v, "shell", "sh", "bash") })
+	check("working_directory", func(v *node) { p.checked(v, "working_directory", workspacePath) })
+	check("timeout", func(v *node) { p.duration(v, "timeout") })
+	check("retry", func(v *node) { p.retry(v) })
 }
 
 func (p *parser) needs(n *node) ([]string, []pos) {
