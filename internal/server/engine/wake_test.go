@@ -61,7 +61,7 @@ func TestABlockedPollPassesTheWakeUpOn(t *testing.T) {
 func TestAWakeUpIsPassedOnToOtherOffers(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(w *world) {
-		const draining = 8 // whom the hint comes to first is open
+		const busy = 8 // whom the hint comes to first is open
 		poll := func(a *agent, out chan<- *protocol.Ticket) {
 			got, err := w.e.Claim(w.ctx, a.who, protocol.Claim{Session: a.session, RequestID: "poll", Wait: ci.Duration(30 * time.Second)})
 			if err != nil {
@@ -69,24 +69,23 @@ func TestAWakeUpIsPassedOnToOtherOffers(t *testing.T) {
 			}
 			out <- got
 		}
-		none, some := make(chan *protocol.Ticket, draining), make(chan *protocol.Ticket, 1)
-		for i := range draining {
-			a := w.agentWith(fmt.Sprint("draining ", i), 1, "gpu")
-			if err := w.e.DrainSession(w.ctx, a.who, protocol.Drain{Session: a.session}); err != nil {
-				w.t.Fatal(err)
-			}
+		none, some := make(chan *protocol.Ticket, busy), make(chan *protocol.Ticket, 1)
+		for i := range busy {
+			a := w.agentWith(fmt.Sprint("busy ", i), 1, "gpu")
+			w.submit(job("before"))
+			a.mustClaim()
 			go poll(a, none)
 		}
 		go poll(w.agent("idle", 1), some)
-		w.eventually(func() bool { return w.e.Polls() == draining+1 })
+		w.eventually(func() bool { return w.e.Polls() == busy+1 })
 		w.submit(job("j"))
 		if <-some == nil { // there is no sweep that would wake it
 			w.t.Error("the job waits although a runner is idle")
 		}
 		w.e.StopPolls()
-		for range draining {
+		for range busy {
 			if got := <-none; got != nil {
-				w.t.Errorf("a draining runner got %v", got)
+				w.t.Errorf("a busy runner got %v", got)
 			}
 		}
 	})
