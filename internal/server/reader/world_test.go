@@ -78,7 +78,9 @@ func (w *world) node() (*engine.Engine, *reader.Reader) {
 	e, err := engine.New(w.ctx, engine.Config{
 		Store: w.store, Log: slog.New(slog.DiscardHandler), LeaseTTL: ttl, Jitter: func() float64 { return 0 },
 		Monotonic: func() time.Duration { return time.Duration(w.now.Load()) * time.Microsecond },
-		EvalIf:    func(expr string, _ engine.Condition) (bool, error) { return expr == "always()", nil },
+		// Runs are made a millisecond apart (submitAs), so that their IDs have an order.
+		IDs:    ci.IDSource{Now: func() time.Time { return time.UnixMicro(w.now.Load()) }},
+		EvalIf: func(expr string, _ engine.Condition) (bool, error) { return expr == "always()", nil },
 	})
 	if err != nil {
 		w.t.Fatal(err)
