@@ -51,7 +51,7 @@ func TestStepsThatSayThatTheyRunAfterACancelDoSoWithinTheGrace(t *testing.T) {
 	}{
 		"they end":              {0, ends, 0, []ci.Conclusion{no, done, done, no, no, done, done}},
 		"one hangs":             {0, hang(nil), 0, []ci.Conclusion{no, done, done, no, no, ci.ConclusionTimedOut, no}},
-		"one has its own limit": {0, hang(nil), grace / 2, []ci.Conclusion{no, done, done, no, no, ci.ConclusionTimedOut, no}},
+		"one has its own limit": {0, hang(nil), grace * 5 / 8, []ci.Conclusion{no, done, done, no, no, ci.ConclusionTimedOut, no}},
 		"no time is left":       {grace - grace/8, ends, 0, []ci.Conclusion{no, no, no, no, no, no, no}},
 	} {
 		inBubble(t, 5*time.Minute, func(t *testing.T, s *controlPlane, p *pipes, r *rig) {

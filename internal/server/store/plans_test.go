@@ -33,7 +33,7 @@ func mayRead() map[string]string {
 		"QueueHeldOrgs": few, "QueueNextDue": few, "QueueOpenCounts": few, "SessionsPresent": few, "ShapesServed": few,
 		"SessionsDoubt": few, "SessionsGone": few, "SessionsHeard": few,
 		"ReadReadyCount": "counts", "ReadQueueByState": "counts unfinished runs", "ReadSessionsPresent": "counts present sessions",
-		"ReadShapeServed": "counts present sessions", "ReadReadyJobs": "the queue, by age", "ReadOccupancy": "all taken slots",
+		"ReadShapeServed": "counts present sessions", "ReadReadyJobs": "the queue, by age", "ReadOccupancy": "all taken slots", "ReadFleet": "counts all taken slots",
 	}
 }
 
