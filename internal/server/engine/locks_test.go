@@ -136,3 +136,44 @@ func TestALeaseThatIsRenewedWhileTheSweepWaitsLives(t *testing.T) {
 	}
 	w.check()
 }
+
+// A new session of a runner ends what it reports at the time at which it holds the
+// locks of that: what happened while it waited for them lies before.
+func TestASessionThatWaitsForLocksEndsAttemptsBehindTheWait(t *testing.T) {
+	t.Parallel()
+	url := testkit.Postgres(t)
+	w := newWorld(t, url)
+	w.submit(job("j"))
+	a := w.agent("a", 1)
+	ref := a.mustClaim().Lease
+	other := w.halted(url)
+	var err error
+	done := make(chan struct{})
+	w.write(func(tx *store.Tx) error {
+		if _, err := tx.LockLeases(w.ctx, []ci.JobID{ref.Job}); err != nil {
+			return err
+		}
+		go func() {
+			defer close(done)
+			_, err = other.e.OpenSession(w.ctx, a.who, protocol.OpenSession{
+				RequestID: "again", Protocol: 1, Slots: 1, Swept: true, After: a.session,
+				Offer: protocol.Offer{OS: "linux", Arch: "amd64", Isolation: []ci.Isolation{ci.IsolationProcess}},
+			})
+		}()
+		testkit.AwaitLockWait(t, url, done)
+		w.pass(10 * time.Second)
+		return nil
+	})
+	<-done
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write(func(tx *store.Tx) error {
+		attempt, ok, err := tx.Attempt(w.ctx, ref.Job, ref.Epoch)
+		if err != nil || !ok || attempt.Reason != ci.ReasonRunnerRestarted || attempt.EndedUS != w.now.Load() {
+			t.Errorf("%+v %t %v, want its end at %d", attempt, ok, err, w.now.Load())
+		}
+		return nil
+	})
+	w.check()
+}

@@ -118,12 +118,12 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 		if ended, err = t.SessionsOfRunner(ctx, who.Runner); err != nil {
 			return err
 		}
-		now, err := t.lockedNow(ctx)
+		at, err := t.Now(ctx)
 		if err != nil {
 			return err
 		}
 		for _, s := range ended {
-			if err := t.EndSession(ctx, s.ID, now); err != nil {
+			if err := t.EndSession(ctx, s.ID, at); err != nil {
 				return err
 			}
 		}
@@ -133,6 +133,10 @@ func (e *Engine) OpenSession(ctx context.Context, who Identity, req protocol.Ope
 			return err
 		}
 		if err := t.endReported(ctx, who, reported); err != nil {
+			return err
+		}
+		now, err := t.lockedNow(ctx)
+		if err != nil {
 			return err
 		}
 		if d := time.Duration(req.At.UnixMicro()-now) * time.Microsecond; !req.At.IsZero() && max(d, -d) > clockTold {
