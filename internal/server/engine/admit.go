@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"forgeci/internal/ci"
@@ -138,7 +139,8 @@ func sortedOrgs(m map[ci.OrgID]*store.Org) []*store.Org {
 const vftCost = 1 << 20
 
 // enqueue gives ready jobs their place: by priority, then the tenant's virtual
-// finish time, in the order of the longest remaining chain.
+// finish time, in the order of the longest remaining chain: also of those that wait,
+// as far as they are of the same run (overtake).
 func (t *txn) enqueue(ctx context.Context, orgs map[ci.OrgID]*store.Org, now int64) error {
 	if len(t.ready) == 0 {
 		return nil
@@ -166,7 +168,39 @@ func (t *txn) enqueue(ctx context.Context, orgs map[ci.OrgID]*store.Org, now int
 			Shape:  j.Shape, Open: open, DueUS: r.due,
 		})
 	}
+	if err := t.overtake(ctx, rows); err != nil {
+		return err
+	}
 	return t.Enqueue(ctx, rows)
+}
+
+// overtake lets jobs with a longer chain behind them than others of their run that
+// wait go first: each is placed before the first of those. Another run's jobs wait
+// for no more than that one job longer. rows are those of t.ready.
+func (t *txn) overtake(ctx context.Context, rows []store.NewQueued) error {
+	runs := map[ci.RunID]bool{}
+	for _, r := range t.ready {
+		if r.job.Chain > 1 {
+			runs[r.job.Run] = true
+		}
+	}
+	if len(runs) == 0 {
+		return nil
+	}
+	places, err := t.QueuePlaces(ctx, slices.Sorted(maps.Keys(runs)))
+	if err != nil || len(places) == 0 {
+		return err
+	}
+	for i := len(rows) - 1; i >= 0; i-- { // the shortest chain first
+		j, row := t.ready[i].job, &rows[i]
+		for _, p := range places {
+			if p.Run == j.Run && p.Shape == j.Shape && p.Prio == j.Prio && p.Chain < j.Chain {
+				row.VFT = min(row.VFT, p.VFT-1)
+			}
+		}
+		places = append(places, store.QueuePlace{Run: j.Run, Shape: j.Shape, Prio: j.Prio, Chain: j.Chain, VFT: row.VFT})
+	}
+	return nil
 }
 
 // openHeld opens held jobs of a tenant as far as its quota reaches.

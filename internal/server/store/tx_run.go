@@ -293,6 +293,23 @@ func (t *Tx) Enqueue(ctx context.Context, qs []NewQueued) error {
 	return t.later(ctx, "QueueInsert", len(qs), "queue rows", object(m))
 }
 
+// QueuePlace is the first place in the queue of a run's jobs of one shape, priority
+// and chain.
+type QueuePlace struct {
+	Run   ci.RunID
+	Shape string
+	Prio  int64
+	Chain int64
+	VFT   int64
+}
+
+// QueuePlaces returns the places that runs have in the queue.
+func (t *Tx) QueuePlaces(ctx context.Context, runs []ci.RunID) ([]QueuePlace, error) {
+	return query(ctx, t, "QueuePlaces", func(r scanner, v *QueuePlace) error {
+		return r.Scan(&v.Run, &v.Shape, &v.Prio, &v.Chain, &v.VFT)
+	}, keys(runs))
+}
+
 // OpenShapes returns the shapes of an offer that have a job of the tenant to claim.
 func (t *Tx) OpenShapes(ctx context.Context, org ci.OrgID, offer string) ([]string, error) {
 	return query(ctx, t, "QueueShapes", scanString, offer, org)

@@ -134,6 +134,11 @@ SELECT key, value->>'run', value->>'shape', value->>'org', CAST(value->>'prio' A
   CAST(value->>'generation' AS BIGINT), CAST(value->>'open' AS BIGINT), CAST(value->>'due' AS BIGINT)
 FROM json_each($1) WHERE true;
 
+-- name: QueuePlaces
+-- Where in the queue runs have jobs: the first place for each shape, priority and chain.
+SELECT q.run_id, q.shape_id, q.prio, j.chain, MIN(q.vft) FROM queue q JOIN job j ON j.id = q.job_id
+WHERE q.run_id IN (SELECT key FROM json_each($1)) GROUP BY q.run_id, q.shape_id, q.prio, j.chain;
+
 -- name: QueueShapes
 -- The shapes of an offer that have something of the tenant to claim. EXISTS would
 -- be made a join that reads the whole queue.
