@@ -226,6 +226,13 @@ func (a *API) guard(route Route, w http.ResponseWriter, r *http.Request, c *call
 	return false, nil
 }
 
+// refused returns err; a refusal by the store of what the guard has let through is
+// counted and audited as one of the guard's. The engine does so for its own calls.
+func (a *API) refused(c caller, route string, err error) error {
+	a.Engine.Refused(c.held, route, err)
+	return err
+}
+
 func (a *API) fail(w http.ResponseWriter, r *http.Request, id string, err error) {
 	kind := ci.KindOf(err)
 	switch {

@@ -28,7 +28,7 @@ func (a *API) newArtifact(w http.ResponseWriter, r *http.Request, c caller) erro
 	}
 	got, err := a.Artifacts.Begin(r.Context(), c.held, req, engine.Digest(req))
 	if err != nil {
-		return err
+		return a.refused(c, protocol.RouteNewArtifact, err)
 	}
 	return writeJSON(w, http.StatusOK, got)
 }
@@ -49,7 +49,7 @@ func (a *API) signParts(w http.ResponseWriter, r *http.Request, c caller) error 
 	}
 	got, err := a.Artifacts.Sign(r.Context(), c.held, r.PathValue("artifact_id"), req.Parts)
 	if err != nil {
-		return err
+		return a.refused(c, protocol.RouteSignParts, err)
 	}
 	return writeJSON(w, http.StatusOK, got)
 }
@@ -60,7 +60,7 @@ func (a *API) sealArtifact(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	if err := a.Artifacts.Seal(r.Context(), c.held, r.PathValue("artifact_id"), req.Parts); err != nil {
-		return err
+		return a.refused(c, protocol.RouteSealArtifact, err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
@@ -69,7 +69,7 @@ func (a *API) sealArtifact(w http.ResponseWriter, r *http.Request, c caller) err
 func (a *API) restoreArtifact(w http.ResponseWriter, r *http.Request, c caller) error {
 	got, err := a.Artifacts.Download(r.Context(), c.held, r.PathValue("artifact_id"))
 	if err != nil {
-		return err
+		return a.refused(c, protocol.RouteRestoreArtifact, err)
 	}
 	return writeJSON(w, http.StatusOK, got)
 }

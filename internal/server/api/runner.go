@@ -169,7 +169,7 @@ func (a *API) phase(w http.ResponseWriter, r *http.Request, c caller) error {
 func (a *API) appendLog(w http.ResponseWriter, r *http.Request, c caller) error {
 	reply, err := a.Logs.AppendBody(r.Context(), c.held, http.MaxBytesReader(w, r.Body, protocol.MaxLogBody+1), r.ContentLength)
 	if err != nil {
-		return err
+		return a.refused(c, protocol.RouteAppendLog, err)
 	}
 	return writeJSON(w, http.StatusOK, reply)
 }

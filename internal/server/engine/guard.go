@@ -236,6 +236,14 @@ func newRejects() *rejects { return &rejects{counts: map[store.Rejection]int64{}
 // Most audit entries of refused calls kept between two writes; more are counted only.
 const rejectAuditsMost = 1000
 
+// Refused counts and audits a call that passed the guard, and that the store then
+// refused as one of a lease that is not current any more. Another error is no refusal.
+func (e *Engine) Refused(held Held, route string, err error) {
+	if ci.RejectOf(err) != ci.RejectNone {
+		e.noteReject(Identity{Runner: held.ref.Runner, Org: held.org}, held.ref, route, err)
+	}
+}
+
 // noteReject counts and audits a refused lease call; it is written by the next
 // sweep at the latest.
 func (e *Engine) noteReject(who Identity, ref ci.LeaseRef, route string, err error) {
