@@ -131,8 +131,8 @@ func (p promised) kept(ctx context.Context, c *protocol.Client, whole map[output
 	for o, n := range p.length {
 		got, err := o.read(ctx, c)
 		if err != nil || int64(len(got)) < n || !bytes.HasPrefix(whole[o], got) {
-			broken = append(broken, fmt.Errorf("output %+v: %d bytes, %d acknowledged, a beginning of what was written: %v, %v", //nolint:errorlint // there may be none
-				o, len(got), n, bytes.HasPrefix(whole[o], got), err))
+			broken = append(broken, fmt.Errorf("output %+v: %d bytes, %d acknowledged, a beginning of what was written: %v, %v",
+				o, len(got), n, bytes.HasPrefix(whole[o], got), err)) //nolint:errorlint // there may be none
 		}
 	}
 	for id := range p.phases {

@@ -30,7 +30,7 @@ func DatabaseSize(t testing.TB, databaseURL string) (n int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx) //nolint:errcheck // read already
+	defer conn.Close(ctx)
 	if err := conn.QueryRow(ctx, "SELECT pg_database_size(current_database())").Scan(&n); err != nil {
 		t.Fatal(err)
 	}

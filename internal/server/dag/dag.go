@@ -73,6 +73,7 @@ func worse(a, leg ci.Conclusion) ci.Conclusion {
 		leg = ci.ConclusionFailed
 	case ci.ConclusionCached:
 		leg = ci.ConclusionSuccess
+	case ci.ConclusionSuccess, ci.ConclusionFailed, ci.ConclusionCancelled, ci.ConclusionSkipped:
 	}
 	order := []ci.Conclusion{ci.ConclusionSkipped, ci.ConclusionSuccess, ci.ConclusionCancelled, ci.ConclusionFailed}
 	return order[max(slices.Index(order, a), slices.Index(order, leg))]

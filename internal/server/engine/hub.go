@@ -250,7 +250,7 @@ const unheardMost = 10_000
 // drain, at most req.Wait; true asks for a heartbeat at once. A later Watch of a
 // session takes the place of an earlier one.
 func (e *Engine) Watch(ctx context.Context, who Identity, req protocol.Watch) (bool, error) {
-	if _, err := e.session(ctx, who, req.Session); err != nil {
+	if err := e.ownSession(ctx, who, req.Session); err != nil {
 		return false, err
 	}
 	h := e.hub

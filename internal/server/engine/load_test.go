@@ -157,7 +157,7 @@ func TestCase_DB_04_SQLiteIsNeverLockedForACaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer outside.Close() //nolint:errcheck // it only reads
+	defer outside.Close()
 	snapshot, err := outside.BeginTx(w.ctx, nil)
 	if err != nil {
 		t.Fatal(err)

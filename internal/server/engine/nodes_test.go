@@ -389,7 +389,7 @@ func TestARunnerThatPollsIsBroughtBack(t *testing.T) {
 			w.t.Errorf("present: %v, and %s has ended", ids, before)
 		}
 		w.e.StopPolls()
-		<-open
+		<-open //nolint:errcheck // a poll that was asked to end
 		w.check()
 	})
 }

@@ -91,13 +91,13 @@ func (e *Engine) Renew(ctx context.Context, who Identity, session ci.SessionID, 
 // may come back with a new session.
 func drains(s store.Session) bool { return s.State == "draining" || s.Status == "draining" }
 
-// session returns a session of the caller.
-func (e *Engine) session(ctx context.Context, who Identity, id ci.SessionID) (store.Session, error) {
+// ownSession requires a session of the caller.
+func (e *Engine) ownSession(ctx context.Context, who Identity, id ci.SessionID) error {
 	s, ok, err := e.sessionIn(ctx, who.Org, id)
 	if err == nil && (!ok || s.Runner != who.Runner) {
-		err = errNoSession()
+		return errNoSession()
 	}
-	return s, err
+	return err
 }
 
 // sessionIn returns a session of a tenant.

@@ -281,7 +281,7 @@ func (e *Engine) Occupancy(ctx context.Context, who Identity, req protocol.Occup
 	if err := validAttempts("/terminated", req.Terminated); err != nil {
 		return err
 	}
-	if _, err := e.session(ctx, who, req.Session); err != nil {
+	if err := e.ownSession(ctx, who, req.Session); err != nil {
 		return err
 	}
 	return e.transact(ctx, func(ctx context.Context, t *txn) error {
@@ -299,7 +299,7 @@ func (e *Engine) Occupancy(ctx context.Context, who Identity, req protocol.Occup
 
 // DrainSession stops giving jobs to a session; gone also ends it.
 func (e *Engine) DrainSession(ctx context.Context, who Identity, req protocol.Drain) error {
-	if _, err := e.session(ctx, who, req.Session); err != nil {
+	if err := e.ownSession(ctx, who, req.Session); err != nil {
 		return err
 	}
 	err := e.transact(ctx, func(ctx context.Context, t *txn) error {

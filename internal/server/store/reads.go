@@ -76,7 +76,7 @@ func (r *Reads[K, V]) Get(ctx context.Context, key K) (v V, ok bool, err error) 
 		return v, false, ctx.Err()
 	}
 	if mine.panicked != nil {
-		panic(mine.panicked)
+		panic(mine.panicked) //nolint:forbidigo // one that a question of this round has raised
 	}
 	if err, alone := mine.errs[key]; alone && err != nil {
 		return v, false, err
