@@ -95,7 +95,8 @@ type Service struct {
 	arrived chan struct{} // to the writers, capacity 1
 	ended   chan struct{} // to the sealer, capacity 1
 
-	unrecorded []unrecorded // owned by SealEnded
+	sealing    sync.Mutex
+	unrecorded []unrecorded // guarded by sealing
 
 	mu sync.Mutex
 	// guarded by mu

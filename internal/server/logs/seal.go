@@ -57,6 +57,8 @@ func (s *Service) seal(ctx context.Context) {
 // it sealed. A log that cannot be archived now is tried again later and does not
 // keep others waiting.
 func (s *Service) SealEnded(ctx context.Context) (int, error) {
+	s.sealing.Lock() // one round at a time
+	defer s.sealing.Unlock()
 	if err := s.recordAgain(ctx); err != nil {
 		return 0, err
 	}
