@@ -84,7 +84,7 @@ func (e *Engine) passOn(hint claimable) {
 }
 
 // deafen takes a poll out of the hearing, because its session cannot take a job
-// now (no free slot, draining); hear brings it back.
+// now, having no free slot; hear brings it back.
 func (h *hub) deafen(p *poll) {
 	h.mu.Lock()
 	p.deaf = true
@@ -203,9 +203,10 @@ func (e *Engine) Polls() int {
 	return len(e.hub.polls)
 }
 
-// signal gives sessions a reason to renew at once. It is a hint: a session that
-// misses it learns the same at its next heartbeat. Those that nobody waits for at
-// this node are returned.
+// signal gives sessions a reason to renew at once, and lets their polls look again:
+// one of a runner that is to drain is answered. It is a hint: a session that misses
+// it learns the same at its next heartbeat. Those that nobody waits for at this node
+// are returned.
 func (h *hub) signal(sessions map[ci.SessionID]bool) (absent []ci.SessionID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
